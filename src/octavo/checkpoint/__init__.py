@@ -1,0 +1,1 @@
+"""Finding and reading checkpoints: folders, GGUF files, hub ids, aliases."""

@@ -1,0 +1,52 @@
+"""The two records that cross between the control plane and the compute plane in each step."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from octavo.request import Request, TokenLogprobs
+
+
+@dataclass(slots=True, frozen=True)
+class ScheduledRequest:
+    """One request's share of a step: tokens [start, start + num_tokens) of `request.token_ids`.
+
+    `block_table[i]` is the block that holds tokens [i * block_size, (i + 1) * block_size). The row samples a token
+    exactly when its share reaches the last token that the request holds.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    block_table: array[int]
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.num_tokens == self.request.num_tokens
+
+
+@dataclass(slots=True, frozen=True)
+class StepPlan:
+    scheduled: list[ScheduledRequest]
+    preempted: list[Request] = field(default_factory=list)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.scheduled)
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What one scheduled request got. `prompt_logprobs` holds one entry for each prompt position p >= 1 whose
+    predecessor was computed in this step, in order; empty unless the request asked for them."""
+
+    token_id: int | None = None  # None: the row did not sample
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: str | None = None  # this row failed alone (NaN logits, an empty mask …)
+
+
+@dataclass(slots=True)
+class StepResult:
+    rows: list[RowResult]  # aligned with StepPlan.scheduled

@@ -1,0 +1,1 @@
+"""The step loop, its clients and what turns tokens into outputs."""

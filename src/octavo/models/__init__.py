@@ -1,0 +1,1 @@
+"""Model families: a weight table and a forward for each."""

@@ -1,0 +1,117 @@
+"""Every op once: shapes, dtypes, meaning. `reference.py` defines the semantics; every kernel is tested against it.
+
+A model's forward calls these and nothing else; what a Tensor or a Matrix is, only the backend knows.
+
+Arithmetic, for all backends:
+- Activations are float32 between ops. Only the *inputs of matrix products* are rounded, to the matrix's compute type
+  (`Matrix.dtype`: float32 or bfloat16, round to nearest even); products are summed in float32.
+- In attention with a bfloat16 cache, the inputs of matrix products are q (after rope), k, v and the probabilities.
+- Every row of every result depends on that row's inputs alone, never on how many rows there are.
+
+Notation: T tokens in the step, R requests, L rows of logits, H query heads, G key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Tensor = Any  # a backend's array, [rows, columns]
+Matrix = Any  # a backend's packed weight matrix, [N, K]: N outputs, K inputs
+Vector = Any  # a backend's float32 vector
+KVCache = Any  # a backend's cache of one layer
+DType = Literal["float32", "bfloat16"]
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True, frozen=True)
+class TensorSource:
+    """A checkpoint tensor as it lies in the (memory-mapped) file, not yet converted.
+
+    `data` is the raw little-endian bytes, uint8 [nbytes], C order. `type` is one of F32, F16, BF16, F64, Q4_0, Q4_1,
+    Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K (block types: blocks run along the last dimension). `shape` is in PyTorch
+    order: (N, K) for a matrix, (N,) for a vector. `row_order`: row i of the tensor meant is row row_order[i] of
+    `data` (GGUF stores some q and k rows in another order); None is the identity.
+    """
+
+    name: str
+    data: npt.NDArray[np.uint8]
+    type: str
+    shape: tuple[int, ...]
+    row_order: Int32Array | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """The integers of one step, as arrays. Request r owns token rows [query_start[r], query_start[r + 1])."""
+
+    token_ids: Int32Array  # [T]
+    positions: Int32Array  # [T]
+    slot_mapping: Int32Array  # [T]: block_id * block_size + offset where each token's K and V go
+    query_start: Int32Array  # [R + 1]
+    seq_lens: Int32Array  # [R]: tokens in the cache after this step
+    block_tables: Int32Array  # [R, max_blocks]: padded with 0
+    logit_rows: Int32Array  # [L]: the token rows whose logits are wanted, ascending
+
+
+class Ops(Protocol):
+    def embedding(self, table: Matrix, token_ids: Tensor) -> Tensor:
+        """[V, K], int32 [T] -> [T, K]: row token_ids[t] of the table, in float32."""
+
+    def rms_norm(self, x: Tensor, weight: Vector, eps: float) -> Tensor:
+        """[T, K], [K] -> [T, K]: x / sqrt(mean(x², over K) + eps) * weight."""
+
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
+        """[T, K], [N, K] -> [T, N]: round(x) @ weightᵀ (+ the matrix's bias, where it has one)."""
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """[T, sum(sizes)] -> views of consecutive columns."""
+
+    def rope(self, x: Tensor, positions: Tensor, table: Tensor, head_dim: int) -> Tensor:
+        """[T, heads * D], int32 [T], float32 [max_model_len, rotary_dim] -> [T, heads * D].
+
+        table[p] holds rotary_dim/2 cosines, then as many sines. In each head, with h = rotary_dim/2, the pair
+        (i, i + h) turns: x[i]*cos[i] - x[i+h]*sin[i], x[i+h]*cos[i] + x[i]*sin[i]; columns beyond rotary_dim pass.
+        """
+
+    def write_kv(self, k: Tensor, v: Tensor, cache: KVCache, batch: Any) -> None:
+        """[T, G * D] each: store row t at slot_mapping[t], rounded to the cache's dtype."""
+
+    def attention(self, q: Tensor, cache: KVCache, batch: Any, scale: float) -> Tensor:
+        """[T, H * D] -> [T, H * D]. A token at position p of request r attends to positions 0 … p of r in the cache;
+        query head h reads key/value head h // (H / G). Computed in splits of 256 tokens, merged left to right."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2F] -> [T, F]: silu(first F columns) * last F columns, silu(x) = x / (1 + exp(-x))."""
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """[T, K] + [T, K]."""
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """[T, K], int32 [L] -> [L, K]."""
+
+
+class Backend(Protocol):
+    """What a device brings beside its ops: how weights and caches are laid out there."""
+
+    name: str
+
+    def matrix(self, sources: Sequence[TensorSource], dtype: DType, bias: Sequence[TensorSource] = ()) -> Matrix:
+        """Pack [N, K] from sources stacked along N (fused q, k, v …). `bias`, if any, stacks to [N]."""
+
+    def vector(self, source: TensorSource) -> Vector:
+        """float32 [N] from any unblocked or blocked type."""
+
+    def random_matrix(self, shape: tuple[int, int], dtype: DType, seed: int) -> Matrix:
+        """For --load-format dummy: small random values."""
+
+    def constant(self, values: Float32Array) -> Tensor:
+        """A float32 array that the ops read: a rope table, a vector of ones."""
+
+    def kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DType) -> KVCache:
+        """An empty cache of one layer, num_blocks * block_size tokens."""

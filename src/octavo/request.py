@@ -1,0 +1,199 @@
+"""The words of a request: what a caller asks (SamplingParams), what the engine keeps (Request), what comes back.
+
+A leaf: imported by every layer, imports none of them. It knows no tensors and no text beyond the strings it carries.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+OutputKind = Literal["cumulative", "delta", "final_only"]
+
+
+class RequestOutputKind:
+    """vLLM's names for `SamplingParams.output_kind`."""
+
+    CUMULATIVE: OutputKind = "cumulative"
+    DELTA: OutputKind = "delta"
+    FINAL_ONLY: OutputKind = "final_only"
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample; vLLM's names, ranges and defaults. `sampling/validate.py` checks every field on construction.
+
+    Counts are in tokens; `seed` None means: drawn at admission and kept for the request's life.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    bad_words: list[str] | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: OutputKind = "cumulative"
+    truncate_prompt_tokens: int | None = None
+    # Written by the front end, never by a caller: `bad_words` as token ids, each with and without a leading blank.
+    bad_words_token_ids: list[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        from octavo.sampling.validate import validate
+
+        validate(self)
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestStatus(enum.StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineRequest:
+    """One sample of one prompt on its way into the engine (n > 1 is n of these): all that decides its bytes.
+
+    `seed` is already resolved; sample `sample_index` of it draws its random numbers from (seed, sample_index, position).
+    `eos_token_ids` end the request unless `params.ignore_eos`.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    sample_index: int = 0
+    eos_token_ids: list[int] = field(default_factory=list)
+    cache_salt: str | None = None
+    priority: int = 0
+    arrival_time: float = 0.0  # time.time(), seconds
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it.
+
+        |<------------------- token_ids: prompt + output ------------------->|
+        |<-- num_computed_tokens: KV exists -->|<-- still to be computed ---->|
+    """
+
+    source: EngineRequest
+    token_ids: array[int]  # 'i': prompt, then output
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # found in the prefix cache at first admission
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    first_scheduled_time: float | None = None  # time.time(), seconds
+    error: str | None = None
+
+    @classmethod
+    def from_source(cls, source: EngineRequest) -> Request:
+        return cls(source=source, token_ids=array("i", source.prompt_token_ids))
+
+    @property
+    def request_id(self) -> str:
+        return self.source.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.source.params
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.source.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.source.prompt_token_ids)
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Logprobs at one position, as they cross the wire. Entry 0 is the token itself, then the most likely ones in
+    order (the token itself again where it is among them). `rank` is the token's rank, 1 = most likely."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+@dataclass(slots=True)
+class Logprob:
+    """vLLM's entry of a position's dict {token id: Logprob}."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times in seconds since the epoch; None until it happened."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What `LLM.generate` returns and `AsyncLLM.generate` yields. `prompt_logprobs[0]` is None: nothing precedes it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    metrics: RequestMetrics | None = None
+    seed: int | None = None

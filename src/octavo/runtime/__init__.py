@@ -1,0 +1,1 @@
+"""The compute plane: a plan becomes a batch, a batch becomes tokens."""

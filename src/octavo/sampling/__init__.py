@@ -1,0 +1,1 @@
+"""One sampling feature, one class, one file, in one fixed pipeline."""

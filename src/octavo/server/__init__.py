@@ -1,0 +1,1 @@
+"""The HTTP front: one file for each API family."""
