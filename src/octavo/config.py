@@ -1,0 +1,147 @@
+"""Every option of octavo: frozen, documented dataclasses. The command line's flags are generated from them
+(`max_model_len` becomes `--max-model-len`), `LLM(...)` takes the same names, and only this file reads environment
+variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from octavo.errors import ConfigError
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, unit: str | None = None) -> Any:
+    """A documented field. `choices` are checked at construction; `unit` is shown in --help."""
+    metadata = {"help": help, "choices": choices, "unit": unit}
+    if isinstance(default, (list, dict)):
+        kind = type(default)
+        return field(default_factory=lambda: kind(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def environment(name: str, default: str | None = None) -> str | None:
+    """The one door to environment variables: OCTAVO_<name>."""
+    return os.environ.get(f"OCTAVO_{name}", default)
+
+
+def _check_choices(config: Any) -> None:
+    for f in dataclasses.fields(config):
+        choices, value = f.metadata.get("choices"), getattr(config, f.name)
+        if choices and value is not None and value not in choices:
+            raise ConfigError(f"{f.name} is {value!r}; allowed: {', '.join(choices)}", param=f.name)
+
+
+def _check_range(config: Any, name: str, low: float, high: float = float("inf")) -> None:
+    value = getattr(config, name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        bound = f"at least {low}" if high == float("inf") else f"in [{low}, {high}]"
+        raise ConfigError(f"{name} is {value!r}; it must be {bound}", param=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine is made of. Names, meanings and defaults are vLLM's where it has the option."""
+
+    # The model
+    model: str = option("smollm2", "model: a folder, a .gguf file, a hub id, or an alias such as smollm2")
+    tokenizer: str | None = option(None, "tokenizer folder or file; default: the model's own")
+    revision: str | None = option(None, "branch, tag or commit of a hub model")
+    dtype: str = option(
+        "auto",
+        "compute type; auto follows the checkpoint (float32 stays float32, all else is bfloat16)",
+        choices=("auto", "float32", "bfloat16", "float", "half", "float16"),
+    )
+    load_format: str = option(
+        "auto", "auto reads the checkpoint; dummy makes random weights", choices=("auto", "safetensors", "gguf", "dummy")
+    )
+    quantization: str | None = option(None, "quantise at load (none of the schemes exists yet)")
+    max_model_len: int | Literal["auto"] | None = option(
+        None, "longest prompt + output; default: the checkpoint's; auto: the longest that fits memory", unit="tokens"
+    )
+    seed: int = option(0, "seed of the random weights of --load-format dummy and of seedless requests of LLM")
+    # Memory
+    gpu_memory_utilization: float | None = option(
+        None,
+        "share of the free memory that octavo may use; default: 0.92, and then at most 4 GiB of it for the KV cache",
+    )
+    kv_cache_memory_bytes: int | None = option(None, "size of the KV cache; beats the share", unit="bytes")
+    num_gpu_blocks_override: int | None = option(None, "number of KV blocks; beats all other sizes", unit="blocks")
+    block_size: int = option(16, "tokens in a KV block, a multiple of 16", unit="tokens")
+    kv_cache_dtype: str = option("auto", "type of K and V; auto: the compute type", choices=("auto", "float32", "bfloat16"))
+    enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
+    # Scheduling
+    max_num_seqs: int = option(128, "most requests that run at once", unit="requests")
+    max_num_batched_tokens: int = option(2048, "token budget of a step", unit="tokens")
+    long_prefill_token_threshold: int = option(
+        0, "most tokens of one prompt in a step while others wait; 0: half of the budget", unit="tokens"
+    )
+    scheduling_policy: str = option("fcfs", "who goes first", choices=("fcfs", "priority"))
+    # Execution
+    enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
+    num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")
+    isa: str | None = option(
+        None, "force an instruction-set variant", choices=("x86_v3", "x86_v4", "x86_v4_bf16", "amx")
+    )
+    tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)")
+    # Text and sampling
+    chat_template: str | None = option(None, "file (or the text itself) of a chat template that replaces the model's")
+    generation_config: str = option(
+        "auto", "where sampling defaults come from: auto (the model's folder), octavo or vllm (neutral), or a folder"
+    )
+    max_logprobs: int = option(20, "most logprobs that a request may ask for; -1: no limit")
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        "what logprobs are of",
+        choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+    )
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_threads", "num_gpu_blocks_override"):
+            _check_range(self, name, 1)
+        _check_range(self, "kv_cache_memory_bytes", 1)
+        _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
+        _check_range(self, "long_prefill_token_threshold", 0)
+        _check_range(self, "max_logprobs", -1)
+        if self.block_size < 16 or self.block_size % 16:
+            raise ConfigError(f"block_size is {self.block_size!r}; it must be a multiple of 16", param="block_size")
+        if self.max_model_len not in (None, "auto"):
+            _check_range(self, "max_model_len", 1)
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size is {self.tensor_parallel_size!r}; only 1 is supported", param="tensor_parallel_size"
+            )
+        if self.quantization is not None:
+            raise ConfigError(
+                f"quantization is {self.quantization!r}; no scheme can be applied at load yet", param="quantization"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The HTTP front."""
+
+    host: str = option("127.0.0.1", "address to bind")
+    port: int = option(8000, "port to bind; 0: any free one")
+    api_key: list[str] = option([], "keys that clients must send as `Authorization: Bearer`; repeat for several")
+    served_model_name: list[str] = option([], "names the model answers to; the first is reported; default: as given")
+    allow_unknown_fields: bool = option(False, "ignore request fields that octavo does not know instead of a 400")
+    allowed_origins: list[str] = option([], "origins allowed by CORS; default: none")
+    max_num_queued_reqs: int | None = option(None, "waiting requests beyond which a new one gets 503; default: no limit")
+    max_body_bytes: int = option(32 * 1024 * 1024, "largest request body; a larger one gets 413", unit="bytes")
+    metrics_auth: bool = option(False, "guard /metrics with the API key too")
+    shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")
+    log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
+    response_role: str = option("assistant", "role of chat answers")
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        _check_range(self, "port", 0, 65535)
+        _check_range(self, "shutdown_timeout", 0)
+        _check_range(self, "max_body_bytes", 1)
+        _check_range(self, "max_num_queued_reqs", 1)
