@@ -92,6 +92,7 @@ class EngineRequest:
     seed: int
     sample_index: int = 0
     eos_token_ids: list[int] = field(default_factory=list)
+    num_vocab_tokens: int | None = None  # ids from here on have no token: never sampled. None: every row has one
     cache_salt: str | None = None
     priority: int = 0
     arrival_time: float = 0.0  # time.time(), seconds
