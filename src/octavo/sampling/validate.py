@@ -1,0 +1,218 @@
+"""What values a SamplingParams may hold. Owns types, ranges and normal forms; every wrong value raises
+InvalidRequestError, which names the field, the value and what is allowed.
+
+`validate` knows no model (it runs when a SamplingParams is made); `validate_for_model` checks what only a model
+decides.
+Standard library only: `SamplingParams()` must not load NumPy.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection, Iterable, Mapping
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from octavo.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from octavo.request import OutputKind, SamplingParams
+
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters: the detokenizer holds back up to this much text
+MAX_BAD_WORDS = 1024
+INT32_MAX = 2**31 - 1  # token ids and counts cross into the kernels as int32
+
+_OUTPUT_KINDS = ("cumulative", "delta", "final_only")
+_BOOLEANS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+def validate(params: SamplingParams) -> None:
+    """Check every field and bring it to its normal form, in place; a second call changes nothing.
+
+    Normal forms: numbers are plain `int` and `float`; `stop`, `stop_token_ids` and `bad_words` are lists (empty when
+    absent); the keys of `logit_bias` are ints; `top_k` -1 becomes 0 (off); `seed` -1 becomes None (drawn at admission).
+    """
+    _integer(params, "n", 1, MAX_N)
+    _integer(params, "max_tokens", 0, INT32_MAX, optional=True)
+    _integer(params, "min_tokens", 0, INT32_MAX)
+    _integer(params, "seed", -(2**63), 2**64 - 1, optional=True)
+    _number(params, "temperature", 0, 100)
+    _number(params, "top_p", 0, 1)
+    _number(params, "min_p", 0, 1)
+    _number(params, "presence_penalty", -2, 2)
+    _number(params, "frequency_penalty", -2, 2)
+    _number(params, "repetition_penalty", 0.01, 100)
+    _integer(params, "top_k", -1, INT32_MAX)
+    _integer(params, "logprobs", -1, INT32_MAX, optional=True)
+    _integer(params, "prompt_logprobs", -1, INT32_MAX, optional=True)
+    _integer(params, "truncate_prompt_tokens", -1, INT32_MAX, optional=True)
+    for name in _BOOLEANS:
+        if not isinstance(getattr(params, name), bool):
+            _refuse(name, getattr(params, name), "true or false")
+    _strings(params, "stop", MAX_STOP_STRINGS)
+    _strings(params, "bad_words", MAX_BAD_WORDS)
+    stop_token_ids = params.stop_token_ids
+    params.stop_token_ids = _token_ids("stop_token_ids", [] if stop_token_ids is None else stop_token_ids)
+    _allowed_token_ids(params)
+    _logit_bias(params)
+    _bad_words_token_ids(params)
+    _output_kind(params)
+    _relations(params)
+
+
+def validate_for_model(
+    params: SamplingParams, *, num_vocab_tokens: int, max_logprobs: int, eos_token_ids: Collection[int] = ()
+) -> None:
+    """Check against a model: ids must have a token (< `num_vocab_tokens`), logprobs must be within `max_logprobs`
+    (-1: no limit), and the masks that hold from the first token on must leave one to sample.
+
+    Run it after `bad_words_token_ids` is filled in. Raises InvalidRequestError.
+    """
+    id_fields: dict[str, Iterable[int] | None] = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids,
+        "logit_bias": params.logit_bias,
+    }
+    for name, token_ids in id_fields.items():
+        for token_id in token_ids or ():
+            if token_id >= num_vocab_tokens:
+                _refuse(name, token_id, f"token ids below the vocabulary's size, {num_vocab_tokens}")
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is None or max_logprobs == -1:
+            continue
+        if (num_vocab_tokens if wanted == -1 else wanted) > max_logprobs:
+            _refuse(name, wanted, f"at most {max_logprobs} (--max-logprobs)")
+    if params.allowed_token_ids is not None:
+        banned = {words[0] for words in params.bad_words_token_ids or () if len(words) == 1}
+        if params.min_tokens > 0:
+            banned.update(params.stop_token_ids or ())
+            banned.update(eos_token_ids)
+        if banned.issuperset(params.allowed_token_ids):
+            allowed = "token ids of which bad_words and min_tokens leave at least one"
+            _refuse("allowed_token_ids", params.allowed_token_ids, allowed)
+
+
+def _refuse(name: str, value: object, allowed: str) -> NoReturn:
+    raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; it must be {allowed}", param=name)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
+    value = getattr(params, name)
+    if value is None and optional:
+        return
+    if not _is_integer(value) or not low <= value <= high:
+        _refuse(name, value, f"an integer in [{low}, {high}]{' or null' if optional else ''}")
+    setattr(params, name, int(value))
+
+
+def _number(params: SamplingParams, name: str, low: float, high: float) -> None:
+    setattr(params, name, _as_number(name, getattr(params, name), low, high))
+
+
+def _as_number(name: str, value: Any, low: float, high: float) -> float:
+    # NaN fails both comparisons.
+    if not _is_number(value) or not low <= value <= high:
+        _refuse(name, value, f"a finite number in [{low}, {high}]")
+    return float(value)
+
+
+def _as_list(name: str, value: Any, kind: str) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        _refuse(name, value, f"a list of {kind}")
+    return list(value)
+
+
+def _strings(params: SamplingParams, name: str, max_count: int) -> None:
+    value = getattr(params, name)
+    if name == "stop" and isinstance(value, str):
+        value = [value]
+    strings = _as_list(name, [] if value is None else value, "strings")
+    if len(strings) > max_count:
+        raise InvalidRequestError(f"{name} has {len(strings)} strings; at most {max_count} are allowed", param=name)
+    for string in strings:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_LENGTH:
+            _refuse(name, value, f"strings of 1 to {MAX_STOP_LENGTH} characters")
+    setattr(params, name, strings)
+
+
+def _token_ids(name: str, value: Any) -> list[int]:
+    token_ids = _as_list(name, value, "token ids")
+    for token_id in token_ids:
+        _token_id(name, token_id)
+    return [int(token_id) for token_id in token_ids]
+
+
+def _token_id(name: str, value: Any) -> int:
+    if not _is_integer(value) or not 0 <= value <= INT32_MAX:
+        _refuse(name, value, "token ids, integers from 0 on")
+    return int(value)
+
+
+def _allowed_token_ids(params: SamplingParams) -> None:
+    if params.allowed_token_ids is None:
+        return
+    params.allowed_token_ids = _token_ids("allowed_token_ids", params.allowed_token_ids)
+    if not params.allowed_token_ids:
+        _refuse("allowed_token_ids", params.allowed_token_ids, "null or at least one token id")
+
+
+def _logit_bias(params: SamplingParams) -> None:
+    bias: Any = params.logit_bias
+    if bias is None:
+        return
+    if not isinstance(bias, Mapping):
+        _refuse("logit_bias", bias, "a map from token ids to numbers in [-100, 100]")
+    normal: dict[int, float] = {}
+    for key, value in bias.items():
+        # JSON has only string keys. isdecimal alone would let other scripts' digits through.
+        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10 else key
+        normal[_token_id("logit_bias", token_id)] = _as_number("logit_bias", value, -100, 100)
+    params.logit_bias = normal
+
+
+def _bad_words_token_ids(params: SamplingParams) -> None:
+    name = "bad_words_token_ids"
+    if params.bad_words_token_ids is None:
+        return
+    words = [_token_ids(name, word) for word in _as_list(name, params.bad_words_token_ids, "lists of token ids")]
+    if not all(words):
+        _refuse(name, words, "lists of at least one token id")
+    params.bad_words_token_ids = words
+
+
+def _output_kind(params: SamplingParams) -> None:
+    kind: Any = params.output_kind
+    if not isinstance(kind, str) or kind.lower() not in _OUTPUT_KINDS:
+        _refuse("output_kind", kind, f"one of {', '.join(_OUTPUT_KINDS)}")
+    params.output_kind = cast("OutputKind", kind.lower())
+
+
+def _relations(params: SamplingParams) -> None:
+    """The normal forms and rules that two meanings of one value, or two fields, make."""
+    if params.top_k == -1:
+        params.top_k = 0
+    if params.seed == -1:
+        params.seed = None
+    if params.truncate_prompt_tokens == 0:
+        _refuse("truncate_prompt_tokens", 0, "null, -1 (the context's limit) or at least 1")
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        _refuse("min_tokens", params.min_tokens, f"at most max_tokens, {params.max_tokens}")
+    if params.stop and not params.detokenize:
+        _refuse("stop", params.stop, "empty when detokenize is false: stop strings are looked for in the text")
