@@ -1,0 +1,43 @@
+"""Which build of the native kernels this CPU runs. Chosen from the CPU's flags *before* a module is loaded: a module
+for another instruction set would die of an illegal instruction."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+from octavo.errors import ConfigError
+
+# Variant -> the flags of /proc/cpuinfo it needs, best first.
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "x86_v4_bf16": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "fma"),
+    "x86_v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "fma"),
+    "x86_v3": ("avx2", "fma", "f16c", "bmi2"),
+}
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The flags of the first CPU in /proc/cpuinfo (the kernel does not list what it has not enabled)."""
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def available() -> list[str]:
+    """The variants that this CPU can run, best first."""
+    return [name for name, needed in _REQUIRED.items() if cpu_flags().issuperset(needed)]
+
+
+def load(name: str | None = None) -> ModuleType:
+    """The native module of a variant, or of the best one. Raises ConfigError where this CPU cannot run it."""
+    runnable = available()
+    if not runnable:
+        raise ConfigError("this CPU has no AVX2 and FMA; octavo's kernels need at least x86-64-v3")
+    name = name or runnable[0]
+    if name not in runnable:
+        raise ConfigError(f"isa is {name!r}; this CPU runs {', '.join(runnable)}", param="isa")
+    return importlib.import_module(f"octavo.ops._native_{name}")
