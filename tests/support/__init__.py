@@ -1,0 +1,1 @@
+"""What tests of every part share: tiny checkpoints and random blocks. Imported as `support.checkpoints`."""
