@@ -47,9 +47,9 @@ $(STAMPS)/venv:
 		|| $(call need,a C++20 compiler: install g++ 11 or newer (Debian/Ubuntu: apt-get install g++))
 	@test -n "$(PYTHON)" || $(call need,Python 3.11 or newer: install python3 (Debian/Ubuntu: apt-get install python3 python3-venv python3-dev))
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
-		|| $(call need,Python'"'s"' venv module: install python3-venv (Debian/Ubuntu: apt-get install python3-venv))
+		|| $(call need,Python's venv module: install python3-venv (Debian/Ubuntu: apt-get install python3-venv))
 	@$(PYTHON) -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null \
-		|| $(call need,Python'"'s"' header files: install python3-dev (Debian/Ubuntu: apt-get install python3-dev))
+		|| $(call need,Python's header files: install python3-dev (Debian/Ubuntu: apt-get install python3-dev))
 	@echo "octavo: making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@

@@ -1,0 +1,123 @@
+"""`octavo collect-env`: what a bug report needs to say of the machine. Reads /proc and /sys, changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import octavo
+from octavo.cli.parser import Parser
+
+# The instruction sets that choose between octavo's variants, and those that later ones may use.
+_CPU_FLAGS = (
+    "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx_vnni",
+    "amx_tile", "amx_bf16", "amx_int8",
+)  # fmt: skip
+_PACKAGES = (
+    "numpy", "ml-dtypes", "tokenizers", "huggingface-hub", "jinja2", "msgspec", "pyzmq", "fastapi", "uvicorn",
+    "pydantic", "prometheus-client", "rich", "torch", "transformers",
+)  # fmt: skip
+
+
+def run(argv: list[str]) -> int:
+    parser = Parser("octavo collect-env", "Describe this machine, for a bug report.", "[--json]")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    args = parser.parse_args(argv)
+    facts = collect()
+    print(json.dumps(facts, indent=2) if args.json else _as_text(facts))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """All facts, by name. None where the machine does not say."""
+    cpu = _cpuinfo()
+    flags = set(cpu.get("flags", "").split())
+    return {
+        "octavo": octavo.__version__,
+        "kernel_variants": _variants(),
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": platform.platform(),
+        "cpu": cpu.get("model name", platform.processor() or platform.machine()),
+        "cpu_flags": [flag for flag in _CPU_FLAGS if flag in flags],
+        "cpus_online": os.cpu_count(),
+        "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "cpu_quota": _cpu_quota(),
+        "memory_total_gib": _meminfo("MemTotal"),
+        "memory_available_gib": _meminfo("MemAvailable"),
+        "memory_limit_gib": _memory_limit(),
+        "packages": _packages(),
+    }
+
+
+def _variants() -> list[str]:
+    """The builds of the kernels that this CPU can run and that are installed; the first is taken."""
+    from importlib.util import find_spec
+
+    from octavo.ops import isa
+
+    return [name for name in isa.available() if find_spec(f"octavo.ops._native_{name}")]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo."""
+    lines = _read("/proc/cpuinfo").split("\n\n")[0].splitlines()
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _meminfo(name: str) -> float | None:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith(f"{name}:"):
+            return round(int(line.split()[1]) / 2**20, 2)
+    return None
+
+
+def _cgroup(name: str) -> str:
+    """A limit of this process's own group (cgroup version 2), or of the root that a container sees."""
+    own = _read("/proc/self/cgroup").partition("::")[2].strip().strip("/")
+    return (_read(f"/sys/fs/cgroup/{own}/{name}") or _read(f"/sys/fs/cgroup/{name}")).strip()
+
+
+def _cpu_quota() -> float | None:
+    """In CPUs; None: no limit."""
+    quota, _, period = _cgroup("cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+
+
+def _memory_limit() -> float | None:
+    limit = _cgroup("memory.max")
+    return round(int(limit) / 2**30, 2) if limit.isdigit() else None
+
+
+def _packages() -> dict[str, str]:
+    from importlib import metadata
+
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _as_text(facts: dict[str, Any]) -> str:
+    rows = []
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {version}" for key, version in value.items())
+        elif isinstance(value, list):
+            value = " ".join(value)
+        rows.append(f"{name.replace('_', ' '):22}{'–' if value is None else value}")
+    return "\n".join(rows)

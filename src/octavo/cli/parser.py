@@ -1,0 +1,53 @@
+"""The argument parser of every subcommand: argparse, with one-line errors that name the nearest option."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from octavo.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """Options have to be written out in full; `_` for `-` in a name is accepted. Raises ConfigError on a wrong line."""
+
+    def __init__(self, prog: str, description: str, usage: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            usage=f"{prog} {usage}",
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+        )
+
+    def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+        return super().parse_args(list(self._checked(args)), namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see `{self.prog} --help`)")
+
+    def _checked(self, args: Sequence[str]) -> Iterable[str]:
+        """The arguments with option names normalised; an unknown option is an error before anything else is."""
+        for i, word in enumerate(args):
+            if word == "--":
+                yield from args[i:]
+                return
+            if not re.match(r"--?[A-Za-z]", word):
+                yield word
+                continue
+            name, equals, value = word.partition("=")
+            dashed = name.replace("_", "-")
+            if dashed not in self._option_string_actions:
+                hint = nearest(dashed, self._option_string_actions)
+                raise ConfigError(f"unknown option {name}{hint} (see `{self.prog} --help`)")
+            yield dashed + equals + value
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing where no word comes close."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(words), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
