@@ -1,4 +1,4 @@
-"""Fixtures that every part may use. The helpers behind them are in tests/support (`from support.checkpoints import …`)."""
+"""Fixtures that every part may use; the helpers behind them are in tests/support."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def smollm2_gguf() -> Path:
 def smollm2_hf(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as a bfloat16 Hugging Face folder, converted by transformers (some seconds, 270 MB)."""
     import torch
-    from support.checkpoints import smol_tokenizer
     from transformers import AutoModelForCausalLM, GgufConfig
+
+    from support.checkpoints import smol_tokenizer
 
     folder = tmp_path_factory.mktemp("smollm2-hf")
     model = AutoModelForCausalLM.from_pretrained(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from support.blocks import block_columns, random_blocks
 
 CORPUS = (

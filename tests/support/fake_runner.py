@@ -1,0 +1,180 @@
+"""A runner without a model, and an engine around it, for the tests of the control plane.
+
+The fake's "KV" of a position is a checksum of the KV of all positions before it, *read through the block table*, and of
+its token. The token sampled next is a function of the newest checksum. So a wrong block table, a stale slot, a lost or a
+premature write changes the tokens, as it would with a real model; a slot that was never written is a KeyError.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from dataclasses import dataclass, field
+
+from octavo.core.block_pool import BlockPool
+from octavo.core.kv_manager import KVManager
+from octavo.core.plan import RowResult, ScheduledRequest, StepPlan, StepResult
+from octavo.core.policy import make_policy
+from octavo.core.scheduler import Scheduler
+from octavo.engine.engine import Engine
+from octavo.engine.messages import EngineInfo, TokenDelta
+from octavo.request import EngineRequest, FinishReason, SamplingParams, TokenLogprobs
+
+VOCAB_SIZE = 13
+
+
+def kv_of(history: list[int], token_id: int) -> int:
+    return zlib.crc32(array("q", [*history, token_id]).tobytes())
+
+
+def sample(source: EngineRequest, newest_kv: int, num_output_tokens: int) -> int:
+    """End tokens are masked until min_tokens, as the real sampler does."""
+    masked: set[int] = set()
+    if num_output_tokens < source.params.min_tokens:
+        masked |= set(source.params.stop_token_ids or ())
+        masked |= set() if source.params.ignore_eos else set(source.eos_token_ids)
+    allowed = [token_id for token_id in range(VOCAB_SIZE) if token_id not in masked]
+    draw = zlib.crc32(array("q", [newest_kv, source.seed, source.sample_index]).tobytes())
+    return allowed[draw % len(allowed)]
+
+
+def logprobs_of(token_id: int, newest_kv: int) -> TokenLogprobs:
+    return TokenLogprobs([token_id], [-(newest_kv % 1000) / 100], 1 + newest_kv % VOCAB_SIZE)
+
+
+class FakeRunner:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.cache: dict[int, int] = {}  # slot -> KV
+        self.failing: set[str] = set()  # requests whose next row fails alone
+        self.explodes = False  # the next step raises
+        self.plans: list[StepPlan] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        assert plan.scheduled, "an empty plan"
+        self.plans.append(plan)
+        if self.explodes:
+            self.explodes = False
+            raise RuntimeError("boom")
+        # All rows read before any writes: whoever relies on what this very step computes finds it missing.
+        histories = [[self.cache[self._slot(row, p)] for p in range(row.start)] for row in plan.scheduled]
+        return StepResult([self._compute(*work) for work in zip(plan.scheduled, histories, strict=True)])
+
+    def _slot(self, row: ScheduledRequest, position: int) -> int:
+        return row.block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _compute(self, row: ScheduledRequest, history: list[int]) -> RowResult:
+        request, end = row.request, row.start + row.num_tokens
+        for position in range(row.start, end):
+            kv = kv_of(history, request.token_ids[position])
+            history.append(kv)
+            self.cache[self._slot(row, position)] = kv
+        if request.request_id in self.failing:
+            self.failing.discard(request.request_id)
+            return RowResult(error="no token is allowed")
+        result = RowResult()
+        if request.params.prompt_logprobs is not None:
+            result.prompt_logprobs = [
+                logprobs_of(request.token_ids[p], history[p - 1])
+                for p in range(row.start + 1, min(end + 1, request.num_prompt_tokens))
+            ]
+        if row.samples:
+            result.token_id = sample(request.source, history[-1], request.num_output_tokens)
+            if request.params.logprobs is not None:
+                result.logprobs = logprobs_of(result.token_id, history[-1])
+        return result
+
+
+@dataclass
+class Answer:
+    """All that a caller gets to see of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+
+    def take(self, delta: TokenDelta) -> None:
+        assert self.finish_reason is None, "news after the end"
+        assert delta.token_ids or delta.finish_reason, "news without news"
+        if delta.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None and not self.token_ids, "prompt logprobs come once, and first"
+            self.prompt_logprobs = delta.prompt_logprobs
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or []
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+def expected_answer(source: EngineRequest, max_request_tokens: int) -> Answer:
+    """What the request gets from an engine that has no scheduler, no blocks and no cache: a plain loop."""
+    params, prompt = source.params, source.prompt_token_ids
+    history: list[int] = []
+    for token_id in prompt:
+        history.append(kv_of(history, token_id))
+    answer = Answer()
+    if params.prompt_logprobs is not None:
+        answer.prompt_logprobs = [logprobs_of(prompt[p], history[p - 1]) for p in range(1, len(prompt))]
+    if params.max_tokens == 0:
+        answer.finish_reason = FinishReason.LENGTH
+        return answer
+    while answer.finish_reason is None:
+        token_id = sample(source, history[-1], len(answer.token_ids))
+        answer.token_ids.append(token_id)
+        if params.logprobs is not None:
+            answer.logprobs.append(logprobs_of(token_id, history[-1]))
+        history.append(kv_of(history, token_id))
+        num_output_tokens = len(answer.token_ids)
+        if num_output_tokens >= params.min_tokens and token_id in source.eos_token_ids and not params.ignore_eos:
+            answer.finish_reason = FinishReason.STOP
+        elif num_output_tokens >= params.min_tokens and token_id in (params.stop_token_ids or ()):
+            answer.finish_reason, answer.stop_reason = FinishReason.STOP, token_id
+        elif num_output_tokens == params.max_tokens or len(prompt) + num_output_tokens == max_request_tokens:
+            answer.finish_reason = FinishReason.LENGTH
+    return answer
+
+
+def make_request(request_id: str, prompt: list[int], **fields: object) -> EngineRequest:
+    """EngineRequest fields by their names; all others are those of SamplingParams."""
+    own = {
+        name: fields.pop(name)
+        for name in ("sample_index", "eos_token_ids", "cache_salt", "priority", "arrival_time")
+        if name in fields
+    }
+    params = SamplingParams(**fields)  # type: ignore[arg-type]
+    return EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=params, seed=params.seed or 0, **own)  # type: ignore[arg-type]
+
+
+def make_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    enable_prefix_caching: bool = True,
+    policy: str = "fcfs",
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 256,
+    long_prefill_token_threshold: int = 0,
+) -> Engine:
+    scheduler = Scheduler(
+        KVManager(BlockPool(num_blocks, enable_prefix_caching), block_size),
+        make_policy(policy),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+    )
+    info = EngineInfo(max_model_len, VOCAB_SIZE, block_size, num_blocks, "float32", "none", 1, "no memory")
+    return Engine(scheduler, FakeRunner(block_size), info)
+
+
+def run_to_end(engine: Engine, max_steps: int = 1000) -> dict[str, Answer]:
+    """Step until idle; answers by request_id."""
+    answers: dict[str, Answer] = {}
+    for _ in range(max_steps):
+        for delta in engine.step():
+            answers.setdefault(delta.request_id, Answer()).take(delta)
+        if not engine.has_unfinished:
+            engine.check_integrity()
+            return answers
+    raise AssertionError(f"still busy after {max_steps} steps")
