@@ -82,8 +82,8 @@ class RequestStatus(enum.StrEnum):
 class EngineRequest:
     """One sample of one prompt on its way into the engine (n > 1 is n of these): all that decides its bytes.
 
-    `seed` is already resolved; sample `sample_index` of it draws its random numbers from (seed, sample_index, position).
-    `eos_token_ids` end the request unless `params.ignore_eos`.
+    `seed` is already resolved; sample `sample_index` of it draws its random numbers from (seed, sample_index,
+    position). `eos_token_ids` end the request unless `params.ignore_eos`.
     """
 
     request_id: str
@@ -102,8 +102,8 @@ class EngineRequest:
 class Request:
     """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it.
 
-        |<------------------- token_ids: prompt + output ------------------->|
-        |<-- num_computed_tokens: KV exists -->|<-- still to be computed ---->|
+    |<------------------- token_ids: prompt + output ------------------->|
+    |<-- num_computed_tokens: KV exists -->|<-- still to be computed ---->|
     """
 
     source: EngineRequest
@@ -113,9 +113,11 @@ class Request:
     num_cached_tokens: int = 0  # found in the prefix cache at first admission
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | None = None  # the stop token's id; stop strings are the front end's
     first_scheduled_time: float | None = None  # time.time(), seconds
     error: str | None = None
+    block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known; the KV manager's
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of positions 1 … as far as computed
 
     @classmethod
     def from_source(cls, source: EngineRequest) -> Request:
@@ -198,3 +200,4 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     metrics: RequestMetrics | None = None
     seed: int | None = None
+    error: str | None = None  # why a sample ended with the finish reason "error"

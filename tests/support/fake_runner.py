@@ -1,8 +1,8 @@
 """A runner without a model, and an engine around it, for the tests of the control plane.
 
-The fake's "KV" of a position is a checksum of the KV of all positions before it, *read through the block table*, and of
-its token. The token sampled next is a function of the newest checksum. So a wrong block table, a stale slot, a lost or a
-premature write changes the tokens, as it would with a real model; a slot that was never written is a KeyError.
+The fake's "KV" of a position is a checksum of the KV of all positions before it, *read through the block table*, and
+of its token. The token sampled next is a function of the newest checksum. So a wrong block table, a stale slot, a lost
+or a premature write changes the tokens, as with a real model; a slot that was never written is a KeyError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The two records that cross between the control plane and the compute plane in each step."""
+"""The records of a step: StepPlan and StepResult cross between the control plane and the compute plane,
+RequestUpdate is what the control plane made of them.
+"""
 
 from __future__ import annotations
 
@@ -50,3 +52,13 @@ class RowResult:
 @dataclass(slots=True)
 class StepResult:
     rows: list[RowResult]  # aligned with StepPlan.scheduled
+
+
+@dataclass(slots=True)
+class RequestUpdate:
+    """News of one request after a step. Its end, if it ended, stands in `request.finish_reason`."""
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first news only, where the request asked for them

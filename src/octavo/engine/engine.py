@@ -1,0 +1,95 @@
+"""The engine: one step is three calls. Owns nothing but the loop's body; knows neither blocks nor tensors nor text.
+
+A step that fails takes down the requests it computed, nobody else: their blocks were not published, so nothing of what
+the failed step wrote is ever read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from octavo.core.plan import RequestUpdate, RowResult, StepPlan, StepResult
+from octavo.core.scheduler import Scheduler
+from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
+from octavo.request import EngineRequest, Request
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """The compute plane (runtime/runner.py), as the engine sees it."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute a plan, which is not empty. One row of the result for each scheduled request, in order."""
+
+
+class Engine:
+    def __init__(self, scheduler: Scheduler, runner: Runner, info: EngineInfo) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.info = info
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def add_request(self, source: EngineRequest) -> None:
+        """Queue one sample. InvalidRequestError where it could never run (`Scheduler.add`)."""
+        self.scheduler.add(Request.from_source(source))
+
+    def abort(self, request_ids: Iterable[str]) -> list[TokenDelta]:
+        """End these requests at once, at any moment. Returns their last words; unknown ids are ignored."""
+        return [_delta(RequestUpdate(request)) for request in self.scheduler.abort(request_ids)]
+
+    def step(self) -> list[TokenDelta]:
+        """Compute one step: the news of every request that has any. Does nothing when no request is unfinished."""
+        if not self.has_unfinished:
+            return []
+        plan = self.scheduler.schedule()
+        try:
+            result = self.runner.execute(plan)
+        except Exception as error:
+            result = _failed(plan, error)
+        updates = self.scheduler.update(plan, result)
+        return [_delta(update) for update in updates]
+
+    def stats(self) -> SchedulerStats:
+        scheduler, kv = self.scheduler, self.scheduler.kv
+        return SchedulerStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_cache_usage=kv.usage,
+            prefix_cache_queries=kv.num_lookup_tokens,
+            prefix_cache_hits=kv.num_hit_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=scheduler.num_steps,
+            step_tokens=scheduler.step_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """AssertionError if the books do not balance. Cheap enough for every moment the engine falls idle."""
+        self.scheduler.check_integrity()
+
+
+def _failed(plan: StepPlan, error: Exception) -> StepResult:
+    logger.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
+    message = f"the step that computed this request failed: {type(error).__name__}: {error}"
+    return StepResult([RowResult(error=message) for _ in plan.scheduled])
+
+
+def _delta(update: RequestUpdate) -> TokenDelta:
+    request = update.request
+    return TokenDelta(
+        request_id=request.request_id,
+        token_ids=update.token_ids,
+        logprobs=update.logprobs,
+        prompt_logprobs=update.prompt_logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        first_scheduled_time=request.first_scheduled_time,
+        error=request.error,
+    )

@@ -1,0 +1,177 @@
+"""Thousands of random schedules: whatever happens around a request, its answer is that of a plain loop."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from octavo.errors import InvalidRequestError
+from octavo.request import EngineRequest, FinishReason, RequestStatus
+from support.fake_runner import Answer, FakeRunner, expected_answer, make_engine, make_request
+
+TOKENS = st.integers(0, 2)  # few, so that prefixes meet
+
+
+class RandomSchedules(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(2, 12),
+        block_size=st.sampled_from([1, 2, 4]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        max_num_seqs=st.integers(1, 5),
+        max_num_batched_tokens=st.integers(1, 24),
+        max_model_len=st.integers(4, 40),
+        long_prefill_token_threshold=st.sampled_from([0, 0, 1, 5]),
+        enable_prefix_caching=st.sampled_from([True, True, False]),
+    )
+    def start(self, **options):
+        self.engine = make_engine(**options)
+        self.scheduler = self.engine.scheduler
+        self.pool = self.scheduler.kv.pool
+        self.runner: FakeRunner = self.engine.runner
+        self.max_request_tokens = min(options["max_model_len"], options["num_blocks"] * options["block_size"] + 1)
+        self.sources: dict[str, EngineRequest] = {}
+        self.answers: dict[str, Answer] = {}
+        self.failed: set[str] = set()
+        self.aborted: set[str] = set()
+
+    @rule(
+        prompt=st.lists(TOKENS, min_size=1, max_size=24),
+        max_tokens=st.sampled_from([None, 0, 1, 2, 5, 9, 20]),
+        min_tokens=st.integers(0, 4),
+        eos_token_ids=st.sampled_from([[], [0], [3, 4]]),
+        stop_token_ids=st.sampled_from([[], [0], [5]]),
+        ignore_eos=st.booleans(),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+        logprobs=st.sampled_from([None, 0]),
+        cache_salt=st.sampled_from([None, None, "salt"]),
+        priority=st.integers(0, 2),
+        seed=st.integers(0, 3),
+    )
+    def add(self, prompt, max_tokens, min_tokens, **fields):
+        request_id = f"r{len(self.sources)}"
+        if max_tokens is not None:
+            min_tokens = min(min_tokens, max_tokens)
+        arrival_time = float(len(self.sources) // 2)  # ties included
+        source = make_request(
+            request_id, prompt, max_tokens=max_tokens, min_tokens=min_tokens, arrival_time=arrival_time, **fields
+        )
+        fits = (
+            len(prompt) + (max_tokens != 0) <= self.max_request_tokens and len(prompt) <= self.scheduler.kv.max_tokens
+        )
+        try:
+            self.engine.add_request(source)
+        except InvalidRequestError:
+            assert not fits
+        else:
+            assert fits
+            self.sources[request_id], self.answers[request_id] = source, Answer()
+
+    @precondition(lambda self: self.engine.has_unfinished)
+    @rule(failing=st.sampled_from([None] * 7 + [0]), explodes=st.sampled_from([False] * 15 + [True]))
+    def step(self, failing, explodes):
+        before = len(self.runner.plans)
+        self.runner.explodes = explodes
+        if failing is not None and self.scheduler.running:
+            self.runner.failing = {self.scheduler.running[0].request_id}
+        self.take(self.engine.step())
+        assert len(self.runner.plans) == before + 1
+        self.runner.failing = set()
+
+    @precondition(lambda self: self.engine.has_unfinished)
+    @rule(data=st.data())
+    def abort(self, data):
+        request_ids = data.draw(st.lists(st.sampled_from(sorted(self.unfinished())), max_size=3))
+        self.aborted.update(request_ids)
+        self.take(self.engine.abort([*request_ids, "nobody"]))
+
+    @precondition(lambda self: self.engine.has_unfinished)
+    @rule(data=st.data())
+    def abort_while_the_step_runs(self, data):
+        plan = self.scheduler.schedule()
+        result = self.runner.execute(plan)
+        victim = data.draw(st.sampled_from(plan.scheduled)).request
+        self.aborted.add(victim.request_id)
+        self.take(self.engine.abort([victim.request_id]))
+        updates = self.scheduler.update(plan, result)
+        assert victim not in [update.request for update in updates]
+        assert victim.status is RequestStatus.FINISHED and victim.finish_reason is FinishReason.ABORT
+        for update in updates:
+            answer = self.answers[update.request.request_id]
+            answer.prompt_logprobs = answer.prompt_logprobs or update.prompt_logprobs
+            answer.token_ids += update.token_ids
+            answer.logprobs += update.logprobs or []
+            answer.finish_reason = update.request.finish_reason
+            answer.stop_reason = update.request.stop_reason
+            self.check_if_finished(update.request.request_id)
+
+    @rule()
+    def fall_idle(self):
+        """Nobody starves: with no newcomers, everybody ends within a bounded number of steps."""
+        for _ in range(3000):
+            if not self.engine.has_unfinished:
+                break
+            self.take(self.engine.step())
+        assert not self.unfinished()
+        assert self.pool.num_used == 0
+
+    def unfinished(self) -> set[str]:
+        return {i for i, answer in self.answers.items() if answer.finish_reason is None}
+
+    def take(self, deltas):
+        for delta in deltas:
+            self.answers[delta.request_id].take(delta)
+            if delta.finish_reason is FinishReason.ERROR:
+                self.failed.add(delta.request_id)
+            self.check_if_finished(delta.request_id)
+
+    def check_if_finished(self, request_id):
+        answer = self.answers[request_id]
+        if answer.finish_reason is None:
+            return
+        expected = expected_answer(self.sources[request_id], self.max_request_tokens)
+        if request_id in self.failed | self.aborted:
+            assert answer.token_ids == expected.token_ids[: len(answer.token_ids)]
+        else:
+            assert answer == expected
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "engine"):
+            return
+        self.engine.check_integrity()
+        assert self.pool.num_free + self.pool.num_used == self.pool.num_blocks
+        assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
+        assert self.engine.has_unfinished == bool(self.unfinished())
+        assert [*map(self.scheduler.policy.order, self.scheduler.waiting)] == sorted(
+            map(self.scheduler.policy.order, self.scheduler.waiting)
+        )
+        for plan in self.runner.plans:
+            assert plan.num_scheduled_tokens <= self.scheduler.max_num_batched_tokens
+            assert len(plan.scheduled) <= self.scheduler.max_num_seqs
+            assert all(row.num_tokens > 0 for row in plan.scheduled)
+            assert len({row.request.request_id for row in plan.scheduled}) == len(plan.scheduled)
+            assert not {row.request for row in plan.scheduled} & set(plan.preempted)
+        self.runner.plans.clear()
+        self.check_who_shares_blocks()
+
+    def check_who_shares_blocks(self):
+        """No block is in two tables, unless it is full, computed, and has one content in both."""
+        size = self.scheduler.kv.block_size
+        contents: dict[int, tuple] = {}
+        for request in self.scheduler.running:
+            for index, block_id in enumerate(self.scheduler.kv.block_table(request)):
+                full = (index + 1) * size <= request.num_computed_tokens
+                prefix = (request.source.cache_salt, request.token_ids[: (index + 1) * size].tolist())
+                content = (full, prefix if full else request.request_id)
+                assert contents.setdefault(block_id, content) == content
+
+
+RandomSchedules.TestCase.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestRandomSchedules = RandomSchedules.TestCase
