@@ -58,7 +58,7 @@ def parse_count(text: str) -> int:
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?) ?([A-Za-z]*)", text)
     factor = _FACTORS.get(match[2]) if match and match[2] else 1
     if match is None or factor is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (such as 4096, 8k, 512MiB or 2GiB)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number (such as 4096, 8k or 2GiB)")
     number = float(match[1]) * factor if "." in match[1] else int(match[1]) * factor
     if number != int(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")

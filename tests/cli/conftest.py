@@ -1,0 +1,78 @@
+"""A stand-in for a server: standard library only, scripted answers, and a record of what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+
+class FakeServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.requests: list[tuple[str, dict[str, Any] | None, str | None]] = []  # (path, body, Authorization)
+        self.words = ["Grass ", "is ", "grün 😀", "."]
+        self.status = 200
+        self.failure: str | None = None  # sent as an error event in the middle of a stream
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, None, self.headers["Authorization"]))
+        self._json({"object": "list", "data": [{"id": "fake"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, body, self.headers["Authorization"]))
+        if self.server.status != 200:
+            self._json({"error": {"message": "max_tokens is -1; it must be at least 1", "type": "invalid_request"}})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for i, word in enumerate(self.server.words):
+            if self.server.failure and i == 2:
+                self._chunk(f"data: {json.dumps({'error': {'message': self.server.failure}})}\n\n")
+                break
+            text = {"delta": {"content": word}} if "chat" in self.path else {"text": word}
+            self._chunk(f": a comment\ndata: {json.dumps({'choices': [{'index': 0, **text}]})}\r\n\r\n")
+        last = {"delta": {}} if "chat" in self.path else {"text": ""}
+        self._chunk(f"data: {json.dumps({'choices': [{'index': 0, 'finish_reason': 'stop', **last}]})}\n\n")
+        self._chunk(f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': 7}})}\n\n")
+        self._chunk("data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _json(self, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _chunk(self, text: str) -> None:
+        data = text.encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+@pytest.fixture
+def fake_server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
