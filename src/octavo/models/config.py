@@ -111,8 +111,8 @@ class ModelConfig:
         """Refuse a length at which the model would need a sliding window, which octavo does not have."""
         if self.sliding_window is not None and self.sliding_window < max_model_len:
             raise CheckpointError(
-                f"sliding_window is {self.sliding_window} tokens, less than max_model_len, {max_model_len}; windows are "
-                f"not supported: set max_model_len to at most {self.sliding_window}"
+                f"sliding_window is {self.sliding_window} tokens, less than max_model_len, {max_model_len}; windows "
+                f"are not supported: set max_model_len to at most {self.sliding_window}"
             )
 
 

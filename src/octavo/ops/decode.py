@@ -1,12 +1,14 @@
 """The number formats of checkpoint tensors, in NumPy: this file defines what the bytes of each type mean.
 
-Every block type stores a run of values along a row as small integers with float16 scales. The native decoder
-(native/kernels/decode.cpp) gives the same bits. Source: the GGUF format of ggml; the bit layouts stand at each function.
+Every block type stores a run of values along a row as small integers with float16 scales; the layouts stand at each
+function. The native decoder (native/kernels/decode.cpp) gives the same bits. Source: the GGUF format of ggml.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +40,7 @@ def num_bytes(type: str, shape: tuple[int, ...]) -> int:
     columns = shape[-1] if shape else 1
     if columns % values:
         raise ValueError(f"{type} has blocks of {values} values, and a row of {columns} is not a whole number of them")
-    return int(np.prod(shape, dtype=object)) // values * nbytes
+    return math.prod(shape) // values * nbytes
 
 
 def decode(source: TensorSource) -> Float32Array:
@@ -106,7 +108,7 @@ def _k_scales(packed: Bytes) -> tuple[Float32Array, Float32Array]:
     return all_scales.astype(np.float32), all_minima.astype(np.float32)
 
 
-def _k_values(blocks: Bytes, q: Bytes) -> Float32Array:
+def _k_values(blocks: Bytes, q: npt.NDArray[Any]) -> Float32Array:
     """[B, 8, 32] integers -> (d * scale) * q - (dmin * minimum), one scale and minimum for each 32."""
     scales, minima = _k_scales(blocks[:, 4:16])
     d, dmin = _f16(blocks[:, 0:2]) * scales, _f16(blocks[:, 2:4]) * minima  # [B, 8]

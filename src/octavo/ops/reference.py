@@ -1,0 +1,158 @@
+"""The ops in NumPy, slow and obvious: this file defines their semantics, kernels are tested against it.
+
+It runs eagerly on float32 arrays, one row and one head at a time where that is clearer, and computes every row alone,
+so that no result depends on how many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from octavo.ops.api import Batch, DType, Float32Array, Int32Array, TensorSource
+from octavo.ops.decode import decode
+
+SPLIT = 256  # tokens of the KV cache that attention sums at a time
+
+
+def round_to(x: Float32Array, dtype: DType) -> Float32Array:
+    """float32 values rounded to `dtype`, to nearest even."""
+    return x if dtype == "float32" else x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+@dataclass(slots=True, frozen=True)
+class ReferenceMatrix:
+    values: Float32Array  # [N, K], already rounded to dtype
+    dtype: DType
+    bias: Float32Array | None  # [N]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+
+@dataclass(slots=True, frozen=True)
+class ReferenceKVCache:
+    k: Float32Array  # [num_blocks * block_size, G, D], rounded to dtype
+    v: Float32Array
+    block_size: int
+    dtype: DType
+
+
+class ReferenceOps:
+    def embedding(self, table: ReferenceMatrix, token_ids: Int32Array) -> Float32Array:
+        return table.values[token_ids]
+
+    def rms_norm(self, x: Float32Array, weight: Float32Array, eps: float) -> Float32Array:
+        mean_square: Float32Array = np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
+        y: Float32Array = x / np.sqrt(mean_square + np.float32(eps)) * weight
+        return y
+
+    def linear(self, x: Float32Array, weight: ReferenceMatrix) -> Float32Array:
+        rounded = round_to(x, weight.dtype)
+        y = np.empty((len(x), len(weight.values)), np.float32)
+        for t, row in enumerate(rounded):  # one product per row: a product of matrices may sum in another order
+            y[t] = weight.values @ row
+        return y if weight.bias is None else y + weight.bias
+
+    def split(self, x: Float32Array, sizes: Sequence[int]) -> tuple[Float32Array, ...]:
+        return tuple(np.split(x, np.cumsum(sizes)[:-1], axis=1))
+
+    def rope(self, x: Float32Array, positions: Int32Array, table: Float32Array, head_dim: int) -> Float32Array:
+        heads = x.reshape(len(x), -1, head_dim)
+        half = table.shape[1] // 2
+        cos, sin = table[positions, None, :half], table[positions, None, half:]  # [T, 1, half]
+        first, second = heads[:, :, :half], heads[:, :, half : 2 * half]
+        turned = [first * cos - second * sin, second * cos + first * sin, heads[:, :, 2 * half :]]
+        return np.concatenate(turned, axis=2).reshape(x.shape)
+
+    def write_kv(self, k: Float32Array, v: Float32Array, cache: ReferenceKVCache, batch: Batch) -> None:
+        shape = (len(k), *cache.k.shape[1:])
+        cache.k[batch.slot_mapping] = round_to(k, cache.dtype).reshape(shape)
+        cache.v[batch.slot_mapping] = round_to(v, cache.dtype).reshape(shape)
+
+    def attention(self, q: Float32Array, cache: ReferenceKVCache, batch: Batch, scale: float) -> Float32Array:
+        num_kv_heads, head_dim = cache.k.shape[1:]
+        heads = round_to(q, cache.dtype).reshape(len(q), -1, head_dim)  # [T, H, D]
+        heads_per_kv = heads.shape[1] // num_kv_heads
+        out = np.empty_like(heads)
+        for r in range(len(batch.seq_lens)):
+            slots = _slots(batch.block_tables[r], int(batch.seq_lens[r]), cache.block_size)
+            for t in range(batch.query_start[r], batch.query_start[r + 1]):
+                seen = slots[: batch.positions[t] + 1]
+                for h in range(heads.shape[1]):
+                    g = h // heads_per_kv
+                    out[t, h] = _attend(heads[t, h], cache.k[seen, g], cache.v[seen, g], scale, cache.dtype)
+        return out.reshape(q.shape)
+
+    def silu_mul(self, gate_up: Float32Array) -> Float32Array:
+        gate, up = np.split(gate_up, 2, axis=1)
+        with np.errstate(over="ignore"):  # exp(-x) may reach infinity, and then silu is the 0 that it should be
+            y: Float32Array = gate / (1 + np.exp(-gate)) * up
+        return y
+
+    def add(self, x: Float32Array, y: Float32Array) -> Float32Array:
+        return x + y
+
+    def take_rows(self, x: Float32Array, rows: Int32Array) -> Float32Array:
+        return x[rows]
+
+
+def _slots(block_table: Int32Array, num_tokens: int, block_size: int) -> Int32Array:
+    """Where positions 0 … num_tokens - 1 lie in the cache."""
+    positions = np.arange(num_tokens, dtype=np.int32)
+    slots: Int32Array = block_table[positions // block_size] * np.int32(block_size) + positions % np.int32(block_size)
+    return slots
+
+
+def _attend(q: Float32Array, k: Float32Array, v: Float32Array, scale: float, dtype: DType) -> Float32Array:
+    """One query [D] on n keys and values [n, D]: softmax(k @ q * scale) @ v.
+
+    Each split has its own maximum; the probabilities relative to it are rounded for their product with v, but summed
+    unrounded. Then the splits are merged from left to right, rescaled to the larger of the two maxima.
+    """
+    maximum, total, sums = np.float32(-np.inf), np.float32(0), np.zeros_like(q)
+    for begin in range(0, len(k), SPLIT):
+        scores = (k[begin : begin + SPLIT] @ q) * np.float32(scale)
+        split_maximum = np.max(scores)
+        p = np.exp(scores - split_maximum)
+        split_total = np.sum(p, dtype=np.float32)
+        split_sums = v[begin : begin + SPLIT].T @ round_to(p, dtype)
+        merged = np.maximum(maximum, split_maximum)
+        old, new = np.exp(maximum - merged), np.exp(split_maximum - merged)
+        total = total * old + split_total * new
+        sums = sums * old + split_sums * new
+        maximum = merged
+    return sums / total
+
+
+class ReferenceBackend:
+    name = "reference"
+
+    def matrix(
+        self, sources: Sequence[TensorSource], dtype: DType, bias: Sequence[TensorSource] = ()
+    ) -> ReferenceMatrix:
+        values = np.concatenate([decode(source) for source in sources])
+        return ReferenceMatrix(
+            round_to(values, dtype), dtype, np.concatenate([decode(b) for b in bias]) if bias else None
+        )
+
+    def vector(self, source: TensorSource) -> Float32Array:
+        return decode(source)
+
+    def random_matrix(self, shape: tuple[int, int], dtype: DType, seed: int) -> ReferenceMatrix:
+        limit = shape[1] ** -0.5
+        values = np.random.default_rng(seed).uniform(-limit, limit, shape).astype(np.float32)
+        return ReferenceMatrix(round_to(values, dtype), dtype, None)
+
+    def constant(self, values: Float32Array) -> Float32Array:
+        return values
+
+    def kv_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DType
+    ) -> ReferenceKVCache:
+        shape = (num_blocks * block_size, num_kv_heads, head_dim)
+        return ReferenceKVCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32), block_size, dtype)
