@@ -2,3 +2,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+
+namespace octavo {
+
+void bind_memory(nanobind::module_& m);   // ThreadPool, Matrix, KVCache, decode
+void bind_kernels(nanobind::module_& m);  // StepArrays, the kernels one by one
+void bind_program(nanobind::module_& m);  // Program
+void bind_limits(nanobind::module_& m);   // what the machine can do
+
+}  // namespace octavo

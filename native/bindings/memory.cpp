@@ -1,0 +1,88 @@
+// Long-lived objects: threads, packed weights, caches.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "octavo/decode.h"
+#include "octavo/matrix.h"
+#include "octavo/thread_pool.h"
+
+namespace octavo {
+namespace {
+
+using Release = nb::call_guard<nb::gil_scoped_release>;
+// (raw bytes, type, rows, row_order): a TensorSource of ops/api.py.
+using Source = std::tuple<Bytes, std::string, int64_t, std::optional<Ints1D>>;
+
+void make_matrix(Matrix* self, ThreadPool& pool, const std::vector<Source>& arrays, int64_t columns,
+                 const std::string& dtype, std::optional<Floats1D> bias) {
+  std::vector<MatrixSource> sources;
+  int64_t total = 0;
+  for (const auto& [bytes, type, rows, row_order] : arrays) {
+    const SourceType parsed = source_type(type);
+    require(static_cast<int64_t>(bytes.size()) >= rows * static_cast<int64_t>(row_bytes(parsed, columns)),
+            "a source has fewer bytes than its rows need");
+    require(!row_order || static_cast<int64_t>(row_order->size()) == rows,
+            "row_order must have one entry for each row");
+    sources.push_back({bytes.data(), parsed, rows, row_order ? row_order->data() : nullptr});
+    total += rows;
+  }
+  require(!bias || static_cast<int64_t>(bias->size()) == total, "bias must have one entry for each row");
+  std::vector<float> values =
+      bias ? std::vector<float>(bias->data(), bias->data() + bias->size()) : std::vector<float>();
+  const DType parsed = parse_dtype(dtype);
+  nb::gil_scoped_release release;
+  new (self) Matrix(pool, sources, columns, parsed, std::move(values));
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  nb::class_<ThreadPool>(m, "ThreadPool")
+      .def(nb::init<int, std::vector<int>>(), nb::arg("num_threads"), nb::arg("cpus") = std::vector<int>())
+      .def_prop_ro("size", &ThreadPool::size);
+
+  nb::class_<Matrix>(m, "Matrix")
+      .def("__init__", make_matrix, nb::arg("pool"), nb::arg("sources"), nb::arg("columns"), nb::arg("dtype"),
+           nb::arg("bias").none())
+      .def_static(
+          "random",
+          [](ThreadPool& pool, int64_t rows, int64_t columns, const std::string& dtype, uint64_t seed, float scale) {
+            return Matrix::random(pool, rows, columns, parse_dtype(dtype), seed, scale);
+          },
+          Release())
+      .def_prop_ro("shape", [](const Matrix& self) { return std::make_tuple(self.rows(), self.columns()); })
+      .def_prop_ro("dtype",
+                   [](const Matrix& self) { return self.dtype() == DType::kBFloat16 ? "bfloat16" : "float32"; })
+      .def_prop_ro("bytes", &Matrix::bytes);
+
+  nb::class_<KVCache>(m, "KVCache")
+      .def("__init__",
+           [](KVCache* self, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
+              const std::string& dtype) {
+             new (self) KVCache(num_blocks, block_size, num_kv_heads, head_dim, parse_dtype(dtype));
+           })
+      .def_prop_ro("bytes", &KVCache::bytes);
+
+  m.def(
+      "decode",
+      [](const std::string& type, Bytes data, int64_t rows, int64_t columns) {
+        const SourceType parsed = source_type(type);
+        const size_t stride = row_bytes(parsed, columns);
+        require(data.size() >= rows * stride, "fewer bytes than the rows need");
+        float* out = new float[rows * columns];
+        for (int64_t r = 0; r < rows; ++r) decode_row(parsed, data.data() + r * stride, out + r * columns, columns);
+        nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+            out, {static_cast<size_t>(rows), static_cast<size_t>(columns)}, owner);
+      },
+      nb::arg("type"), nb::arg("data"), nb::arg("rows"), nb::arg("columns"));
+}
+
+}  // namespace octavo

@@ -1,0 +1,102 @@
+// The paged KV cache of one layer, and attention over it. A tile is sixteen tokens: one vector of scores.
+//
+//   keys   [tile][kv_head][head_dim / kStep][16][kStep]   values [tile][kv_head][16 / kStep][padded head_dim][kStep]
+//
+// kStep is 2 in bfloat16 (a pair product takes two dimensions, or two tokens, at once) and 1 in float32. A block of
+// block_size tokens is block_size / 16 tiles side by side, so that slot / 16 is the tile of a slot.
+#pragma once
+
+#include <vector>
+
+#include "octavo/memory.h"
+#include "octavo/thread_pool.h"
+#include "octavo/types.h"
+
+namespace octavo {
+
+class KVCache {
+ public:
+  static constexpr int64_t kTileTokens = 16;
+
+  KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim, DType dtype);
+
+  DType dtype() const { return dtype_; }
+  int64_t num_kv_heads() const { return num_kv_heads_; }
+  int64_t head_dim() const { return head_dim_; }
+  int64_t block_size() const { return block_size_; }
+  int64_t step() const { return dtype_ == DType::kBFloat16 ? 2 : 1; }
+  int64_t padded_head_dim() const { return round_up(head_dim_, 16); }
+  size_t bytes() const { return keys_.bytes() + values_.bytes(); }
+
+  template <class T>
+  T* keys(int64_t tile, int64_t head) const {
+    return keys_.as<T>() + (tile * num_kv_heads_ + head) * key_tile();
+  }
+  template <class T>
+  T* values(int64_t tile, int64_t head) const {
+    return values_.as<T>() + (tile * num_kv_heads_ + head) * value_tile();
+  }
+
+ private:
+  int64_t key_tile() const { return round_up(head_dim_, step()) * kTileTokens; }  // elements
+  int64_t value_tile() const { return padded_head_dim() * kTileTokens; }
+
+  int64_t block_size_, num_kv_heads_, head_dim_;
+  DType dtype_;
+  Memory keys_, values_;
+};
+
+// The integers of one step (see Batch in ops/api.py).
+struct Step {
+  int64_t num_tokens, num_requests, num_logits;
+  const int32_t *token_ids, *positions, *slot_mapping;
+  const int32_t *query_start, *seq_lens;
+  const int32_t* block_tables;  // [num_requests][block_table_stride]
+  int64_t block_table_stride;
+  const int32_t* logit_rows;
+};
+
+// Who computes which part of the attention of a step; the same for all layers. An item is a few query rows of one
+// request, the query heads of one kv head, and a range of 256-token splits. Long contexts of a few decoding requests
+// are cut into items of one split each, whose partial results are merged afterwards; all else merges as it goes. Both
+// ways merge the same splits in the same order, left to right.
+class AttentionPlan {
+ public:
+  static constexpr int64_t kSplitTokens = 256;
+  static constexpr int64_t kMaxQueries = 12;  // query vectors of an item: their scores of a split fit L1
+
+  struct Item {
+    int32_t request, kv_head;
+    int32_t first_row, num_rows;    // token rows
+    int32_t first_head, num_heads;  // query heads, within the group of kv_head
+    int32_t first_split, last_split;
+    int32_t partial;  // where this item's (one split's) partial results go; -1: it covers all splits
+  };
+
+  void build(const Step& step, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int num_workers);
+
+  const std::vector<Item>& items() const { return items_; }
+  Worker::Range items_of(int worker) const { return {bounds_[worker], bounds_[worker + 1]}; }
+  int64_t num_partials() const { return num_partials_; }
+  // Items with partials, grouped: group g is items [merge_groups[g], merge_groups[g + 1]), one for each split.
+  const std::vector<int64_t>& merge_groups() const { return merge_groups_; }
+  float* partials() const { return partials_.as<float>(); }  // [num_partials][kMaxQueries][partial_width]
+  int64_t partial_width() const { return partial_width_; }   // the output vector, then maximum and sum
+
+ private:
+  void add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads, bool cut_splits);
+  void share_out(int num_workers);
+
+  std::vector<Item> items_;
+  std::vector<int64_t> costs_, bounds_, merge_groups_;
+  int64_t num_partials_ = 0, partial_width_ = 0;
+  Memory partials_;
+};
+
+void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker worker);
+
+// All workers of `pool` must call it together (it may hold a barrier).
+void attention(View q, const KVCache& cache, const Step& step, const AttentionPlan& plan, float scale, View out,
+               ThreadPool& pool, Worker worker);
+
+}  // namespace octavo

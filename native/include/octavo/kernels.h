@@ -1,0 +1,28 @@
+// The float kernels. All take views and scalars, and a Worker that says which share is theirs; api.py defines them.
+#pragma once
+
+#include "octavo/matrix.h"
+#include "octavo/types.h"
+
+namespace octavo {
+
+// out[t] = table row token_ids[t], or zeros for an id outside the table (the caller has checked: this is the last
+// wall).
+void embedding(const Matrix& table, const int32_t* token_ids, View out, Worker worker);
+
+void rms_norm(View x, const float* weight, float eps, View out, Worker worker);
+
+// out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
+void linear(View x, const Matrix& weight, const View* residual, View out, Worker worker);
+
+// In place where out.data == x.data. `table`: [max_positions, rotary_dim].
+void rope(View x, const int32_t* positions, const float* table, int64_t rotary_dim, int64_t head_dim, View out,
+          Worker worker);
+
+void silu_mul(View gate_up, View out, Worker worker);
+
+void add(View x, View y, View out, Worker worker);
+
+void take_rows(View x, const int32_t* rows, View out, Worker worker);
+
+}  // namespace octavo

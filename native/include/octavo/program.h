@@ -1,0 +1,95 @@
+// A model's forward as a flat list of kernel calls over one preallocated workspace: traced once at load, then replayed
+// for every step without an allocation. Owns the list and the workspace; knows no model and no Python.
+//
+// Rows come in two domains: tokens (all scheduled tokens of the step) and logits (the rows whose logits are wanted, a
+// chunk of at most max_logits of them at a time). `run` computes the first, `run_logits` the second for one chunk.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "octavo/attention.h"
+#include "octavo/matrix.h"
+#include "octavo/thread_pool.h"
+#include "octavo/types.h"
+
+namespace octavo {
+
+enum class Domain { kTokens, kLogits };
+
+// Columns [first, first + columns) of a buffer of the workspace.
+struct Slice {
+  int buffer;
+  int64_t first, columns;
+};
+
+class Program {
+ public:
+  // Everything that one replay reads.
+  struct Run {
+    Step step;
+    int64_t first_logit, num_logits;
+  };
+  using Kernel = std::function<void(const Run&, Worker)>;
+
+  struct Instruction {
+    std::string op, name;
+    Domain domain;
+    Kernel kernel;
+    int64_t weight_bytes;  // read once a run
+    int64_t macs_per_row;  // multiply-adds for each row, attention excepted
+  };
+
+  Program(ThreadPool& pool, int64_t max_tokens, int64_t max_logits, int64_t num_heads, int64_t num_kv_heads,
+          int64_t head_dim);
+
+  int add_buffer(Domain domain, int64_t columns);
+  void allocate();  // after the last add_buffer, before the first run
+  View view(Slice slice, int64_t rows) const;
+  Domain domain(Slice slice) const { return buffers_[slice.buffer].domain; }
+
+  void embedding(const Matrix& table, Slice out);
+  void rms_norm(std::string name, Slice x, const float* weight, float eps, Slice out);
+  void linear(std::string name, Slice x, const Matrix& weight, const Slice* residual, Slice out);
+  // rope of q in place, rope of k in place, then k and v into the cache.
+  void rope_write_kv(Slice q, Slice k, Slice v, const float* table, int64_t rotary_dim, const KVCache& cache);
+  void attention(Slice q, const KVCache& cache, float scale, Slice out);
+  void silu_mul(Slice gate_up, Slice out);
+  void add(Slice x, Slice y, Slice out);
+  void take_logit_rows(Slice x, Slice out);
+
+  void run(const Step& step);                                // the tokens domain
+  void run_logits(int64_t first_logit, int64_t num_logits);  // the logits domain; after run, with its step still alive
+
+  const std::vector<Instruction>& instructions() const { return instructions_; }
+  // Seconds of each instruction so far, summed by worker 0 while profiling is on.
+  void set_profiling(bool on);
+  const std::vector<double>& seconds() const { return seconds_; }
+  size_t workspace_bytes() const { return workspace_.bytes(); }
+
+ private:
+  struct Buffer {
+    Domain domain;
+    int64_t columns;
+    int64_t offset;  // floats from the start of the workspace
+  };
+
+  void push(std::string op, std::string name, Domain domain, Kernel kernel, int64_t weight_bytes = 0,
+            int64_t macs_per_row = 0);
+  void replay(Domain domain);
+  int64_t rows_of(const Run& run, Slice slice) const;
+
+  ThreadPool& pool_;
+  int64_t max_rows_[2];
+  int64_t num_heads_, num_kv_heads_, head_dim_;
+  std::vector<Buffer> buffers_;
+  std::vector<Instruction> instructions_;
+  std::vector<double> seconds_;
+  bool profiling_ = false;
+  Memory workspace_;
+  AttentionPlan plan_;
+  Run run_{};
+};
+
+}  // namespace octavo

@@ -1,0 +1,45 @@
+// Vec: sixteen floats, in whatever registers the variant has; Pairs: sixteen pairs of bf16. Kernels are written once,
+// against these. Sums are made lane by lane and folded in one fixed tree, so that all widths give the same bits.
+#pragma once
+
+#ifdef __AVX512F__
+#include "tiles/vec_avx512.h"
+#else
+#include "tiles/vec_avx2.h"
+#endif
+
+namespace octavo {
+
+inline float sum(Vec x) {
+  float lane[16];
+  x.store(lane);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
+}
+
+inline float largest(Vec x) {
+  float lane[16];
+  x.store(lane);
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+  return lane[0];
+}
+
+// e^x with a relative error below 2e-7 for x in [-87, 88], clamped outside (so that e^-inf is 1e-38, which vanishes in
+// any sum): x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial in r (Cody and Waite's reduction, a minimax fit).
+inline Vec exp(Vec x) {
+  x = min(max(x, Vec::set1(-87.0f)), Vec::set1(88.0f));
+  const Vec n = round(x * Vec::set1(1.44269504f));
+  Vec r = fma(n, Vec::set1(-0.693359375f), x);
+  r = fma(n, Vec::set1(2.12194440e-4f), r);
+  Vec p = Vec::set1(1.9875691500e-4f);
+  p = fma(p, r, Vec::set1(1.3981999507e-3f));
+  p = fma(p, r, Vec::set1(8.3334519073e-3f));
+  p = fma(p, r, Vec::set1(4.1665795894e-2f));
+  p = fma(p, r, Vec::set1(1.6666665459e-1f));
+  p = fma(p, r, Vec::set1(5.0000001201e-1f));
+  return scale2(fma(p, r * r, r + Vec::set1(1.0f)), n);
+}
+
+}  // namespace octavo
