@@ -36,16 +36,19 @@ def collect() -> dict[str, Any]:
     """All facts, by name. None where the machine does not say."""
     cpu = _cpuinfo()
     flags = set(cpu.get("flags", "").split())
+    from octavo.ops import threads
+
     return {
         "octavo": octavo.__version__,
         "kernel_variants": _variants(),
         "python": f"{platform.python_version()} ({sys.executable})",
-        "system": platform.platform(),
+        "system": f"{_system_name()}, {platform.platform()}",
         "cpu": cpu.get("model name", platform.processor() or platform.machine()),
         "cpu_flags": [flag for flag in _CPU_FLAGS if flag in flags],
         "cpus_online": os.cpu_count(),
-        "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "cpu_quota": _cpu_quota(),
+        "cpus_allowed": len(threads.usable_cpus()),
+        "cpu_quota": threads.cgroup_quota(),
+        "kernel_threads": len(threads.choose_cpus()),
         "memory_total_gib": _meminfo("MemTotal"),
         "memory_available_gib": _meminfo("MemAvailable"),
         "memory_limit_gib": _memory_limit(),
@@ -60,6 +63,13 @@ def _variants() -> list[str]:
     from octavo.ops import isa
 
     return [name for name in isa.available() if find_spec(f"octavo.ops._native_{name}")]
+
+
+def _system_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "?")
+    except OSError:
+        return platform.system()
 
 
 def _read(path: str) -> str:
@@ -87,12 +97,6 @@ def _cgroup(name: str) -> str:
     """A limit of this process's own group (cgroup version 2), or of the root that a container sees."""
     own = _read("/proc/self/cgroup").partition("::")[2].strip().strip("/")
     return (_read(f"/sys/fs/cgroup/{own}/{name}") or _read(f"/sys/fs/cgroup/{name}")).strip()
-
-
-def _cpu_quota() -> float | None:
-    """In CPUs; None: no limit."""
-    quota, _, period = _cgroup("cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _memory_limit() -> float | None:
