@@ -67,7 +67,8 @@ class EngineReply:
     deltas: list[TokenDelta] = field(default_factory=list)
     stats: SchedulerStats | None = None
     info: EngineInfo | None = None
-    fatal: str | None = None
+    fatal: str | None = None  # the engine cannot start: the message …
+    fatal_kind: str | None = None  # … and the name of its class in errors.py
 
 
 @dataclass(slots=True)

@@ -1,0 +1,237 @@
+"""AsyncLLM: many callers, one engine, every answer a stream.
+
+Owns the bond between callers and engine: it hands requests over, reads the engine's replies in one task, and wakes the
+callers. It does no HTTP and computes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import EngineConfig
+from octavo.engine.front_end import FrontEnd, load_front_end
+from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.metrics import Metrics
+from octavo.engine.output_processor import OutputProcessor, RequestState, StepNews
+from octavo.errors import EngineDeadError, RequestFailedError
+from octavo.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.engine.client import EngineClient
+    from octavo.engine.messages import EngineInfo, SchedulerStats
+    from octavo.text.chat_template import ChatTemplate
+    from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+PROBE_ID = "ready"
+FRESH_SECONDS = 1.0  # a token as young as this proves that the engine makes tokens
+
+
+class AsyncLLM:
+    """Made by `await AsyncLLM.start(config)`, ended by `await llm.close()`; belongs to one event loop.
+
+    config: EngineConfig       as given                        tokenizer: Tokenizer
+    info: EngineInfo           what the engine became          chat_template: ChatTemplate | None
+    metrics: Metrics           the figures for /metrics        model_config: dict, as in config.json
+    default_sampling_params    the fields of SamplingParams that the model's folder gives other defaults, and …
+    default_sampling_origin    … where these come from
+    """
+
+    def __init__(self, config: EngineConfig, client: EngineClient, front_end: FrontEnd, model_name: str) -> None:
+        """Takes a started client over; callers use `start`."""
+        self.config = config
+        self.info: EngineInfo = client.info
+        self.tokenizer: Tokenizer = front_end.tokenizer
+        self.chat_template: ChatTemplate | None = front_end.chat_template
+        self.model_config: dict[str, Any] = front_end.model_config
+        self.default_sampling_params: dict[str, Any] = dict(front_end.sampling_defaults.values)
+        self.default_sampling_origin = front_end.sampling_defaults.origin
+        self.metrics = Metrics(model_name, client.info)
+        self._client = client
+        self._inputs = InputProcessor(
+            front_end.tokenizer,
+            client.info,
+            eos_token_ids=front_end.eos_token_ids,
+            max_logprobs=config.max_logprobs,
+        )
+        self._outputs = OutputProcessor(front_end.tokenizer)
+        self._streams: dict[str, _Stream] = {}  # by the caller's request id
+        self._death: EngineDeadError | None = None
+        self._last_token_time = 0.0  # time.monotonic(), seconds
+        self._reader = asyncio.create_task(self._read(), name="octavo-engine-replies")
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, client: EngineClient | None = None, *, model_name: str | None = None
+    ) -> AsyncLLM:
+        """Start the engine (in a process of its own, if no `client` is given) and read the tokenizer meanwhile.
+
+        `model_name` is the metrics' label. Raises ConfigError, CheckpointError, EngineDeadError; nothing is left then.
+        """
+        if client is None:
+            from octavo.engine.client import ProcessClient
+
+            client = ProcessClient(config)
+        starting = asyncio.create_task(client.start())
+        loading = asyncio.create_task(asyncio.to_thread(load_front_end, config))
+        try:
+            # The first failure counts: a wrong name is known before the engine has loaded anything.
+            await asyncio.wait((starting, loading), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (loading, starting):
+                if task.done():
+                    task.result()
+            await starting
+            return cls(config, client, await loading, model_name or config.model)
+        except BaseException:
+            for task in (starting, loading):
+                task.cancel()
+            await asyncio.gather(starting, loading, return_exceptions=True)
+            await client.close()
+            raise
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._client.stats
+
+    @property
+    def alive(self) -> bool:
+        return self._death is None and self._client.alive
+
+    @property
+    def num_unfinished(self) -> int:
+        """Samples (a request with n counts n times) that run, wait, or are on their way to the engine."""
+        return self._outputs.num_unfinished
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
+
+        Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
+        reader gets several steps in one output. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
+        """
+        if self._death is not None:
+            raise EngineDeadError(self._death.message)
+        processed = self._inputs.process(
+            self._free_id(request_id, sampling_params.n),
+            prompt,
+            sampling_params,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        stream = self._streams[processed.request_id] = _Stream(self._outputs.add(processed))
+        try:
+            for sample in processed.samples:
+                self._client.add_request(sample)
+            while True:
+                await stream.news.wait()
+                stream.news.clear()
+                self._raise_failure(stream.request)
+                output = stream.request.take_output()
+                if output is not None:
+                    yield output
+                if stream.request.finished:
+                    return
+        finally:
+            del self._streams[processed.request_id]
+            self._end(stream.request)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request now: its generator yields a last output with the finish reason "abort". Unknown ids pass."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._end(stream.request)
+            stream.news.set()
+
+    async def is_ready(self, timeout: float = 10.0) -> bool:
+        """Whether a token can be made, shown by making one (it counts in the metrics); `timeout` in seconds."""
+        if not self.alive:
+            return False
+        if time.monotonic() - self._last_token_time < FRESH_SECONDS:
+            return True
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind="final_only")
+        try:
+            async with asyncio.timeout(timeout), contextlib.aclosing(self.generate([0], params, PROBE_ID)) as outputs:
+                async for output in outputs:
+                    return output.outputs[0].finish_reason in ("stop", "length")
+        except (TimeoutError, RequestFailedError, EngineDeadError):
+            pass
+        return False
+
+    async def close(self) -> None:
+        """End the engine; what still runs ends with EngineDeadError. May be called twice."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        self._die("octavo is closed")
+        await self._client.close()
+
+    def _free_id(self, wanted: str | None, n: int) -> str:
+        """`wanted`, or a new id made from it where it or one of its samples' ids is in use."""
+        request_id = wanted or uuid.uuid4().hex
+        while request_id in self._streams or any(
+            self._outputs.is_live(sample_id) for sample_id in (request_id, *(f"{request_id}-{i}" for i in range(n)))
+        ):
+            request_id = f"{wanted or 'request'}-{uuid.uuid4().hex}"
+        return request_id
+
+    def _end(self, request: RequestState) -> None:
+        news = self._outputs.abort(request)
+        if news.to_abort:
+            self.metrics.observe_finished(news.finished)
+            self._client.abort(news.to_abort)
+
+    def _raise_failure(self, request: RequestState) -> None:
+        if request.error is not None:
+            raise RequestFailedError(request.error)
+        if self._death is not None and not request.finished:
+            raise EngineDeadError(self._death.message)
+
+    async def _read(self) -> None:
+        """The one reader of the engine's replies, for as long as the engine lives."""
+        try:
+            while True:
+                deltas = await self._client.receive()
+                news = self._outputs.process(deltas)
+                if news.to_abort:
+                    self._client.abort(news.to_abort)
+                self.metrics.observe_step(news, self._client.stats)
+                self._wake(news)
+        except EngineDeadError as error:
+            logger.error("%s", error)
+            self._die(error.message)
+        except Exception as error:  # a fault of ours must not leave callers waiting for ever
+            logger.exception("reading the engine's replies failed")
+            self._die(f"reading the engine's replies failed: {type(error).__name__}: {error}")
+
+    def _wake(self, news: StepNews) -> None:
+        if news.num_output_tokens:
+            self._last_token_time = time.monotonic()
+        for request in news.updated:
+            if stream := self._streams.get(request.request_id):
+                stream.news.set()
+
+    def _die(self, message: str) -> None:
+        self._death = self._death or EngineDeadError(message)
+        for stream in self._streams.values():
+            stream.news.set()
+
+
+class _Stream:
+    """A request and the bell that wakes its caller."""
+
+    def __init__(self, request: RequestState) -> None:
+        self.request = request
+        self.news = asyncio.Event()

@@ -1,0 +1,235 @@
+"""From what a caller gives (a prompt and SamplingParams) to what the engine takes (EngineRequests).
+
+Owns tokenising, every check that needs the model, the resolution of open values (seed, max_tokens, bad words as token
+ids) and the fan-out of n. It knows no text after the prompt and no engine beyond its EngineInfo.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.request import EngineRequest, SamplingParams
+from octavo.sampling.validate import validate_for_model
+
+if TYPE_CHECKING:
+    from octavo.engine.messages import EngineInfo
+    from octavo.text.tokenizer import Tokenizer
+
+# A text, token ids, or a dict: the text under "prompt", or the ids under "prompt_token_ids" (then "prompt" is only the
+# text that the output shows), and a "cache_salt" if wanted.
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+
+SEED_BITS = 53  # what a JSON number carries exactly, so that a reported seed can be sent back
+
+
+def random_seed() -> int:
+    return secrets.randbits(SEED_BITS)
+
+
+def repeatable_seeds(seed: int) -> Iterator[int]:
+    """The seeds of LLM's seedless requests: the k-th depends on `seed` and k alone.
+
+    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), started at `seed`.
+    """
+    mask = 2**64 - 1
+    state = seed & mask
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        yield (z ^ (z >> 31)) >> (64 - SEED_BITS)
+
+
+@dataclass(slots=True)
+class ProcessedRequest:
+    """One prompt, ready for the engine: `samples` are its n EngineRequests, in the order of their sample_index."""
+
+    request_id: str
+    prompt: str | None  # None: token ids were given
+    samples: list[EngineRequest]
+
+
+class InputProcessor:
+    """Raises InvalidRequestError (ContextLengthError for lengths) before anything has reached the engine."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: EngineInfo,
+        *,
+        eos_token_ids: Sequence[int],
+        max_logprobs: int,
+        next_seed: Callable[[], int] = random_seed,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = info.max_model_len
+        self._max_cache_tokens = info.num_blocks * info.block_size
+        # An id needs a row of the embedding and a token in the tokenizer; either may have spare ones.
+        self._num_vocab_tokens = min(info.vocab_size, tokenizer.vocab_size)
+        # An end token without a row can never be sampled.
+        self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < info.vocab_size]
+        self._max_logprobs = max_logprobs
+        self._next_seed = next_seed
+
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> ProcessedRequest:
+        text, token_ids, salt = _read_prompt(prompt, cache_salt)
+        if token_ids is None:
+            token_ids = self._tokenizer.encode(text or "")
+        self._check_ids(token_ids)
+        token_ids = self._truncate(token_ids, params)
+        if len(token_ids) > self._max_cache_tokens:
+            raise InvalidRequestError(
+                f"prompt has {len(token_ids)} tokens, but the whole KV cache holds {self._max_cache_tokens}",
+                param="prompt",
+            )
+        params = self._complete(params, len(token_ids))
+        seed = self._next_seed() if params.seed is None else params.seed
+        arrival_time = time.time()
+        samples = [
+            EngineRequest(
+                request_id=request_id if params.n == 1 else f"{request_id}-{index}",
+                prompt_token_ids=token_ids,
+                params=params,
+                seed=seed,
+                sample_index=index,
+                eos_token_ids=self._eos_token_ids,
+                num_vocab_tokens=self._num_vocab_tokens,
+                cache_salt=salt,
+                priority=priority,
+                arrival_time=arrival_time,
+            )
+            for index in range(params.n)
+        ]
+        return ProcessedRequest(request_id, text, samples)
+
+    def _check_ids(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequestError("prompt is empty: it gives no token", param="prompt")
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self._num_vocab_tokens:
+            wrong = low if low < 0 else high
+            raise InvalidRequestError(
+                f"prompt has the token id {wrong}; ids must be in [0, {self._num_vocab_tokens - 1}]", param="prompt"
+            )
+
+    def _truncate(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            return token_ids
+        if keep > self._max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {keep}; it must be at most the context of {self._max_model_len} tokens",
+                param="truncate_prompt_tokens",
+            )
+        if keep == -1:  # the longest prompt that leaves room for the answer
+            keep = max(1, self._max_model_len - (1 if params.max_tokens is None else params.max_tokens))
+        return token_ids[-keep:]
+
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """A copy with nothing left open, checked against the model."""
+        params = copy.copy(params)
+        params.max_tokens = self._max_tokens(params, num_prompt_tokens)
+        if params.min_tokens > params.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}; the context of {self._max_model_len} tokens leaves room for "
+                f"{params.max_tokens} after a prompt of {num_prompt_tokens}",
+                param="min_tokens",
+            )
+        params.bad_words_token_ids = self._bad_words(params.bad_words) if params.bad_words else None
+        validate_for_model(
+            params,
+            num_vocab_tokens=self._num_vocab_tokens,
+            max_logprobs=self._max_logprobs,
+            eos_token_ids=self._eos_token_ids,
+        )
+        if params.logprobs == -1:
+            params.logprobs = self._num_vocab_tokens
+        if params.prompt_logprobs == -1:
+            params.prompt_logprobs = self._num_vocab_tokens
+        return params
+
+    def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
+        room = self._max_model_len - num_prompt_tokens
+        wanted = params.max_tokens
+        if room >= (1 if wanted is None else wanted):
+            return room if wanted is None else wanted
+        asked = "at least 1 token of output" if wanted is None else f"{wanted} in the output (max_tokens)"
+        total = num_prompt_tokens + (1 if wanted is None else wanted)
+        raise ContextLengthError(
+            f"the context is {self._max_model_len} tokens long, but the request needs {total}: {num_prompt_tokens} in "
+            f"the prompt and {asked}",
+            param="prompt" if room < 1 or wanted is None else "max_tokens",
+        )
+
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
+        """Each word as it begins a text and as it follows a blank; equal spellings once."""
+        spellings: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                spellings[tuple(self._tokenizer.encode(text, add_special_tokens=False))] = None
+        return [list(token_ids) for token_ids in spellings if token_ids]
+
+
+def _read_prompt(prompt: Prompt, cache_salt: str | None) -> tuple[str | None, list[int] | None, str | None]:
+    """The text, the token ids and the salt of any form of prompt."""
+    text: Any = None
+    token_ids: Any = None
+    if isinstance(prompt, Mapping):
+        unknown = [key for key in prompt if key not in ("prompt", "prompt_token_ids", "cache_salt")]
+        if unknown:
+            raise InvalidRequestError(
+                f"prompt has the key {unknown[0]!r}; allowed: prompt, prompt_token_ids, cache_salt", param="prompt"
+            )
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        cache_salt = prompt.get("cache_salt", cache_salt)
+    elif isinstance(prompt, str):
+        text = prompt
+    else:
+        token_ids = prompt
+    if cache_salt is not None and not (isinstance(cache_salt, str) and cache_salt):
+        raise InvalidRequestError(
+            f"cache_salt is {cache_salt!r}; it must be a string, not an empty one", param="cache_salt"
+        )
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"prompt is a {type(text).__name__}; it must be a string", param="prompt")
+    if token_ids is None:
+        if text is None:
+            raise InvalidRequestError(
+                f"prompt is {prompt!r}; it must be a string, a list of token ids, or a dict with one of these",
+                param="prompt",
+            )
+        return text, None, cache_salt
+    if not isinstance(token_ids, Sequence) or isinstance(token_ids, (str, bytes, bytearray)):
+        raise InvalidRequestError(
+            f"prompt is a {type(token_ids).__name__}; it must be a string, a list of token ids, or a dict",
+            param="prompt",
+        )
+    return text, [_token_id(value) for value in token_ids], cache_salt
+
+
+def _token_id(value: Any) -> int:
+    if type(value) is int:
+        return value
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # NumPy's integers too
+    except TypeError:
+        raise InvalidRequestError(
+            f"prompt has {value!r} among its token ids; they must be integers", param="prompt"
+        ) from None

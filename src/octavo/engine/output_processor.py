@@ -1,0 +1,309 @@
+"""From the engine's news (TokenDeltas) to what a caller sees (RequestOutputs).
+
+Owns the text, logprobs and times of every live request, the stop strings, and the merging of n samples into one output.
+It does not know who waits for an output: a request keeps what is new until `take_output` asks for it, so a slow reader
+gets fewer, larger outputs and nothing piles up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.request import (
+    CompletionOutput,
+    EngineRequest,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+
+if TYPE_CHECKING:
+    from octavo.engine.input_processor import ProcessedRequest
+    from octavo.engine.messages import TokenDelta
+    from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+TokenText = Callable[[int], str | None]
+
+
+class SampleState:
+    """One of a request's n samples: everything it has said so far. Written only by OutputProcessor."""
+
+    def __init__(self, request: RequestState, source: EngineRequest, tokenizer: Tokenizer) -> None:
+        params = source.params
+        self.request = request
+        self.source = source
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_preemptions = 0
+        self.first_scheduled_time: float | None = None  # this and the other times: time.time(), seconds
+        self.first_token_time: float | None = None
+        self.last_token_time: float | None = None
+        self.finished_time: float | None = None
+        self._detokenizer = (
+            IncrementalDetokenizer(tokenizer, source.prompt_token_ids, params) if params.detokenize else None
+        )
+        self._num_taken = 0  # tokens already handed out in a delta
+        self._end_taken = False
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def apply(self, delta: TokenDelta, token_text: TokenText) -> bool:
+        """Take a delta in. True: a stop string ended the sample here, and the engine has yet to learn of it."""
+        self.num_preemptions = delta.num_preemptions
+        self.first_scheduled_time = self.first_scheduled_time or delta.first_scheduled_time
+        self.token_ids += delta.token_ids
+        if self.logprobs is not None and delta.logprobs is not None:
+            self.logprobs += [as_logprob_dict(entry, token_text) for entry in delta.logprobs]
+            for entry in delta.logprobs:
+                self.cumulative_logprob += entry.logprobs[0]
+        stop_string = self._append_text(delta)
+        if stop_string is not None:
+            self._trim()
+            self.finish_reason, self.stop_reason = FinishReason.STOP, stop_string
+            return delta.finish_reason is None
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        return False
+
+    def _append_text(self, delta: TokenDelta) -> str | None:
+        """The stop string that the new text completes, if any."""
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            return None
+        # The token that ends a request is no part of what it says; the detokenizer decides whether it shows.
+        stop_token_id = delta.token_ids[-1] if delta.finish_reason is FinishReason.STOP and delta.token_ids else None
+        stop_string = detokenizer.append(delta.token_ids if stop_token_id is None else delta.token_ids[:-1])
+        if stop_string is None and delta.finish_reason is not None:
+            stop_string = detokenizer.finish(stop_token_id)
+        return stop_string
+
+    def _trim(self) -> None:
+        """Drop the tokens after the stop string."""
+        assert self._detokenizer is not None
+        num_kept = self._detokenizer.num_kept_tokens
+        del self.token_ids[num_kept:]
+        if self.logprobs is not None:
+            del self.logprobs[num_kept:]
+            self.cumulative_logprob = 0.0
+            for token_id, entry in zip(self.token_ids, self.logprobs, strict=True):
+                self.cumulative_logprob += entry[token_id].logprob
+
+    def take_delta(self) -> CompletionOutput | None:
+        """What is new since the last call; None when nothing is."""
+        start, self._num_taken = self._num_taken, self._num_shown
+        text = self._detokenizer.take_delta() if self._detokenizer is not None else ""
+        ended = self.finished and not self._end_taken
+        if not (text or ended or self._num_taken > start):
+            return None
+        self._end_taken = self.finished
+        return self._output(text, start)
+
+    @property
+    def _num_shown(self) -> int:
+        """Tokens that a caller may see: those whose text could yet be cut off by a stop string are held back."""
+        if self._detokenizer is None or self.finished:
+            return len(self.token_ids)
+        return self._detokenizer.num_released_tokens
+
+    def output(self) -> CompletionOutput:
+        return self._output(self._detokenizer.text if self._detokenizer is not None else "", 0)
+
+    def _output(self, text: str, start: int) -> CompletionOutput:
+        end = self._num_shown
+        return CompletionOutput(
+            index=self.source.sample_index,
+            text=text,
+            token_ids=self.token_ids[start:end],
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else self.logprobs[start:end],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class RequestState:
+    """A caller's request: its n samples and what they share."""
+
+    def __init__(self, processed: ProcessedRequest, tokenizer: Tokenizer) -> None:
+        first = processed.samples[0]
+        self.request_id = processed.request_id
+        self.prompt = processed.prompt
+        self.prompt_token_ids = first.prompt_token_ids
+        self.params = first.params
+        self.seed = first.seed
+        self.arrival_time = first.arrival_time
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.num_cached_tokens: int | None = None  # of the first sample: the others find its prompt in the cache
+        self.error: str | None = None  # of the first sample that failed
+        self.samples = [SampleState(self, source, tokenizer) for source in processed.samples]
+        self._end_taken = False
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.finished for sample in self.samples)
+
+    def take_output(self) -> RequestOutput | None:
+        """What the caller is to see now, by `params.output_kind`; None when there is nothing new for it."""
+        kind = self.params.output_kind
+        if self._end_taken or (kind == "final_only" and not self.finished):
+            return None
+        if kind == "delta":
+            outputs = [output for sample in self.samples if (output := sample.take_delta()) is not None]
+            if not outputs:
+                return None
+        else:
+            outputs = [sample.output() for sample in self.samples]
+        self._end_taken = self.finished
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=outputs,
+            finished=self.finished,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=self._metrics(),
+            seed=self.seed,
+            error=self.error,
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        scheduled = [s.first_scheduled_time for s in self.samples if s.first_scheduled_time is not None]
+        first_token = [s.first_token_time for s in self.samples if s.first_token_time is not None]
+        finished = [s.finished_time for s in self.samples if s.finished_time is not None]
+        return RequestMetrics(
+            arrival_time=self.arrival_time,
+            first_scheduled_time=min(scheduled, default=None),
+            first_token_time=min(first_token, default=None),
+            finished_time=max(finished, default=None) if self.finished else None,
+        )
+
+
+@dataclass(slots=True)
+class StepNews:
+    """What one round of deltas did: whom to wake, what to tell the engine, and the figures for the metrics."""
+
+    updated: list[RequestState] = field(default_factory=list)
+    to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
+    finished: list[SampleState] = field(default_factory=list)
+    num_prompt_tokens: int = 0  # of the samples that got their first token
+    num_output_tokens: int = 0
+    times_to_first_token: list[float] = field(default_factory=list)  # seconds
+    inter_token_latencies: list[float] = field(default_factory=list)  # seconds
+
+
+class OutputProcessor:
+    """The live requests, by the engine's request ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._samples: dict[str, SampleState] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        """Samples that still run or wait."""
+        return len(self._samples)
+
+    def is_live(self, request_id: str) -> bool:
+        return request_id in self._samples
+
+    def add(self, processed: ProcessedRequest) -> RequestState:
+        """From here on, deltas of its samples are followed."""
+        request = RequestState(processed, self._tokenizer)
+        for sample in request.samples:
+            self._samples[sample.source.request_id] = sample
+        return request
+
+    def process(self, deltas: list[TokenDelta]) -> StepNews:
+        """Take in one step's deltas. A sample that fails here (a detokenizer's fault) ends alone."""
+        news = StepNews()
+        now = time.time()
+        updated: dict[int, RequestState] = {}
+        for delta in deltas:
+            sample = self._samples.get(delta.request_id)
+            if sample is None:
+                continue  # ended by a stop string or an abort while the engine was still at it
+            self._note_times(sample, delta, now, news)
+            if self._apply(sample, delta):
+                news.to_abort.append(delta.request_id)
+            if sample.finished:
+                self._finish(sample, now)
+                news.finished.append(sample)
+            updated[id(sample.request)] = sample.request
+        news.updated = list(updated.values())
+        return news
+
+    def abort(self, request: RequestState) -> StepNews:
+        """End what still lives of a request. Its `to_abort` goes to the engine."""
+        news, now = StepNews(updated=[request]), time.time()
+        for sample in request.samples:
+            if not sample.finished:
+                sample.finish_reason = FinishReason.ABORT
+                self._finish(sample, now)
+                news.finished.append(sample)
+                news.to_abort.append(sample.source.request_id)
+        return news
+
+    def _apply(self, sample: SampleState, delta: TokenDelta) -> bool:
+        """Whether the engine has to be told that the sample is over."""
+        request = sample.request
+        token_text = self._tokenizer.token_text if request.params.detokenize else no_text
+        try:
+            if delta.error is not None:
+                sample.finish_reason = FinishReason.ERROR
+                request.error = request.error or delta.error
+                return False
+            if request.num_cached_tokens is None and (delta.token_ids or delta.finish_reason):
+                request.num_cached_tokens = delta.num_cached_tokens
+            if request.prompt_logprobs is None and delta.prompt_logprobs is not None:
+                request.prompt_logprobs = [None, *(as_logprob_dict(e, token_text) for e in delta.prompt_logprobs)]
+            return sample.apply(delta, token_text)
+        except Exception as error:
+            logger.exception("request %s failed while its text was made", delta.request_id)
+            sample.finish_reason, sample.stop_reason = FinishReason.ERROR, None
+            request.error = request.error or f"{type(error).__name__}: {error}"
+            return delta.finish_reason is None
+
+    def _finish(self, sample: SampleState, now: float) -> None:
+        sample.finished_time = now
+        del self._samples[sample.source.request_id]
+
+    @staticmethod
+    def _note_times(sample: SampleState, delta: TokenDelta, now: float, news: StepNews) -> None:
+        if not delta.token_ids:
+            return
+        news.num_output_tokens += len(delta.token_ids)
+        if sample.last_token_time is None:
+            sample.first_token_time = now
+            news.num_prompt_tokens += len(sample.source.prompt_token_ids)
+            news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
+        else:
+            news.inter_token_latencies.append(max(0.0, now - sample.last_token_time))
+        sample.last_token_time = now
+
+
+def no_text(token_id: int) -> None:
+    return None
+
+
+def as_logprob_dict(entry: TokenLogprobs, token_text: TokenText) -> dict[int, Logprob]:
+    """vLLM's shape: the token itself first, then the most likely ones in order; a token that is both stands once."""
+    token_id = entry.token_ids[0]
+    position = {token_id: Logprob(entry.logprobs[0], entry.rank, token_text(token_id))}
+    for rank, (other, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1):
+        if other != token_id:
+            position[other] = Logprob(logprob, rank, token_text(other))
+    return position
