@@ -1,0 +1,189 @@
+"""POST /v1/chat/completions, streamed or not.
+
+Owns the shape of a chat completion and of its chunks: a whole answer is one piece for each choice, a stream is many,
+after a chunk that only names the role.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequestError
+from octavo.request import CompletionOutput, RequestOutput, SamplingParams
+from octavo.server.body import read_json
+from octavo.server.fields import parse, refuse
+from octavo.server.generation import Call, check_stream, sampling_params
+from octavo.server.logprobs import Position, TokenNames, chat_logprobs, prompt_logprobs
+from octavo.server.messages import chat_prompt
+from octavo.server.protocol import ChatRequest, StreamOptions
+from octavo.server.sse import DONE, event, open_stream
+
+if TYPE_CHECKING:
+    from octavo.server.front import Front
+
+
+async def create(front: Front, request: Request) -> Response:
+    body = await read_json(request, front.config.max_body_bytes)
+    asked = parse(ChatRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    model = front.check_model(asked.model)
+    check_stream(asked)
+    params = _params(front, asked)
+    prompt = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens)
+    front.admit(asked.priority)
+    answer = _Answer(front, asked, model, prompt, params, request.scope.get("octavo.request_id"))
+    if asked.stream:
+        return await open_stream(front, answer.events(), request.receive)
+    whole = await front.attend(answer.whole(), request.receive)
+    return Response(msgspec.json.encode(whole), media_type="application/json")
+
+
+def _params(front: Front, asked: ChatRequest) -> SamplingParams:
+    max_logprobs = front.llm.config.max_logprobs
+    if asked.top_logprobs is not None:
+        if not asked.logprobs:
+            raise InvalidRequestError(
+                f"top_logprobs is {asked.top_logprobs}; it must be absent unless logprobs is true", param="top_logprobs"
+            )
+        if max_logprobs != -1 and asked.top_logprobs > max_logprobs:
+            refuse("top_logprobs", asked.top_logprobs, f"an integer in [0, {max_logprobs}] (--max-logprobs)")
+    return sampling_params(
+        front,
+        asked,
+        max_tokens=asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens,
+        logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+    )
+
+
+class _Answer:
+    def __init__(
+        self,
+        front: Front,
+        asked: ChatRequest,
+        model: str,
+        prompt: list[int],
+        params: SamplingParams,
+        header_id: str | None,
+    ) -> None:
+        self._front = front
+        self._asked = asked
+        self._wanted_id = asked.request_id or header_id
+        self._role = front.config.response_role
+        self._names = TokenNames(front.llm.tokenizer, as_token_ids=asked.return_tokens_as_token_ids)
+        self._call = Call(
+            front=front,
+            asked=asked,
+            model=model,
+            call_id="",
+            created=int(time.time()),
+            prompts=[prompt],
+            params=params,
+        )
+        self._choices = [_Choice(asked, self._names, index) for index in range(params.n)]
+
+    async def whole(self) -> dict[str, Any]:
+        call, pieces = self._call, {}
+        with self._front.call_id("chatcmpl", self._wanted_id) as call.call_id:
+            async with aclosing(call.outputs()) as outputs:
+                async for _, output in outputs:
+                    for sample in output.outputs:
+                        piece = self._choices[sample.index].piece("message", {"role": self._role}, sample)
+                        if piece is not None:
+                            pieces[sample.index] = piece
+            return self._envelope(
+                "chat.completion",
+                [pieces[index] for index in sorted(pieces)],
+                seed=output.seed,
+                usage=call.usage.record(),
+                **self._prompt_extras(output),
+            )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        call, options = self._call, self._asked.stream_options or StreamOptions()
+        with self._front.call_id("chatcmpl", self._wanted_id) as call.call_id:
+            opened = False
+            async with aclosing(call.outputs()) as outputs:
+                async for _, output in outputs:
+                    extras = {"usage": call.usage.record()} if options.continuous else {}
+                    if not opened:
+                        opened = True
+                        for choice in self._choices:
+                            more = {**extras, **self._prompt_extras(output)} if choice.index == 0 else extras
+                            yield event(self._chunk([choice.opening(self._role)], seed=output.seed, **more))
+                    for sample in output.outputs:
+                        piece = self._choices[sample.index].piece("delta", {}, sample)
+                        if piece is not None:
+                            yield event(self._chunk([piece], **extras))
+            if options.include_usage:
+                yield event(self._chunk([], usage=call.usage.record()))
+            yield DONE
+
+    def _prompt_extras(self, output: RequestOutput) -> dict[str, Any]:
+        """vLLM's, about the prompt: they stand beside the choices."""
+        extras: dict[str, Any] = {}
+        if self._asked.return_token_ids:
+            extras["prompt_token_ids"] = output.prompt_token_ids
+        if output.prompt_logprobs is not None and not self._asked.stream:
+            extras["prompt_logprobs"] = prompt_logprobs(self._names, output.prompt_logprobs)
+        return extras
+
+    def _chunk(self, choices: list[dict[str, Any]], **extras: Any) -> dict[str, Any]:
+        return self._envelope("chat.completion.chunk", choices, **extras)
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]], **extras: Any) -> dict[str, Any]:
+        return {
+            "id": self._call.call_id,
+            "object": kind,
+            "created": self._call.created,
+            "model": self._call.model,
+            "choices": choices,
+            **extras,
+        }
+
+
+class _Choice:
+    """One sample's share of the answer, in one piece or in many. Tokens without text wait for the next with some."""
+
+    def __init__(self, asked: ChatRequest, names: TokenNames, index: int) -> None:
+        self.index = index
+        self._asked = asked
+        self._names = names
+        self._finished = False
+        self._held_ids: list[int] = []
+        self._held_positions: list[Position] = []
+
+    def opening(self, role: str) -> dict[str, Any]:
+        delta = {"role": role, "content": ""}
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def piece(self, part: str, message: dict[str, Any], sample: CompletionOutput) -> dict[str, Any] | None:
+        """The choice's record for these news, with its text under `part`; None where there is nothing to show yet."""
+        finished = sample.finish_reason is not None
+        self._held_ids += sample.token_ids
+        if self._asked.logprobs:
+            self._held_positions += zip(sample.token_ids, sample.logprobs or (), strict=True)
+        if self._finished or not (sample.text or finished):
+            return None
+        self._finished = finished
+        piece: dict[str, Any] = {
+            "index": self.index,
+            part: {**message, "content": sample.text},
+            "logprobs": self._logprobs_record(),
+            "finish_reason": sample.finish_reason,
+            "stop_reason": sample.stop_reason,
+        }
+        if self._asked.return_token_ids:
+            piece["token_ids"] = self._held_ids
+        self._held_ids, self._held_positions = [], []
+        return piece
+
+    def _logprobs_record(self) -> dict[str, Any] | None:
+        if not self._asked.logprobs:
+            return None
+        return chat_logprobs(self._names, self._held_positions, self._asked.top_logprobs or 0)

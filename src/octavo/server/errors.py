@@ -1,0 +1,100 @@
+"""Errors as OpenAI shapes them: {"error": {message, type, param, code}}, for every 4xx and 5xx.
+
+Owns the errors that only an HTTP front has, and the two forms in which an error leaves: a response, or the record of
+the last event of a stream. Knows no route.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import OctavoError, QueueFullError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE = 2000  # characters: a template or a client may put anything into a message
+
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    503: "ServiceUnavailableError",
+}
+
+
+class AuthenticationError(OctavoError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class RequestTooLargeError(OctavoError):
+    status = 413
+    code = "request_too_large"
+
+
+class ShuttingDownError(OctavoError):
+    status = 503
+    code = "shutting_down"
+
+
+class ClientGoneError(OctavoError):
+    """Nobody is left to answer; 499 is what access logs call it."""
+
+    status = 499
+    code = "client_gone"
+
+
+def error_record(message: str, *, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    if len(message) > MAX_MESSAGE:
+        message = message[:MAX_MESSAGE] + " …"
+    kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def record_of(error: Exception) -> dict[str, Any]:
+    """The record of any error. What octavo did not raise on purpose is logged, and hidden from the client."""
+    if isinstance(error, OctavoError):
+        return error_record(error.message, status=error.status, param=error.param, code=error.code)
+    logger.error("an unexpected error", exc_info=error)
+    return error_record("an internal error; the server's log has the details", status=500, code="internal_error")
+
+
+def error_response(error: OctavoError) -> Response:
+    headers = {}
+    if isinstance(error, QueueFullError):
+        headers["retry-after"] = str(error.retry_after)
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return _response(record_of(error), error.status, headers)
+
+
+async def on_octavo_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OctavoError)
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such route, or a method that the route lacks."""
+    assert isinstance(error, HTTPException)
+    message, code = {
+        404: (f"no route {request.url.path}", "route_not_found"),
+        405: (f"{request.url.path} does not take {request.method}", "method_not_allowed"),
+    }.get(error.status_code, (error.detail, "http_error"))
+    headers = dict(error.headers or {})
+    return _response(error_record(message, status=error.status_code, code=code), error.status_code, headers)
+
+
+async def on_unexpected_error(request: Request, error: Exception) -> Response:
+    return _response(record_of(error), 500, {})
+
+
+def _response(record: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
+    return Response(msgspec.json.encode(record), status, headers, media_type="application/json")

@@ -1,0 +1,116 @@
+"""What the handlers share: the engine, the options, and the rules that hold for every call.
+
+Owns model names, admission, the ids of live calls, and the bond between a call and its client. A *call* is one HTTP
+request; it may hold several engine requests. Knows no route and no body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.types import Receive
+
+from octavo.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
+from octavo.server.errors import ClientGoneError, ShuttingDownError
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+    from octavo.config import ServerConfig
+
+T = TypeVar("T")
+
+MAX_ID_LENGTH = 128
+
+
+class Front:
+    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
+        self.llm = llm
+        self.config = config
+        self.model_names = list(config.served_model_name) or [llm.config.model]
+        self.started = int(time.time())
+        self._call_ids: set[str] = set()
+        self._work: set[asyncio.Future[Any]] = set()
+
+    def check_model(self, name: str | None) -> str:
+        """The name to echo; a call without one means the model that is there."""
+        if name is None:
+            return self.model_names[0]
+        if name not in self.model_names:
+            served = ", ".join(repr(each) for each in self.model_names)
+            raise NotFoundError(f"model is {name[:200]!r}; this server has {served}", param="model")
+        return name
+
+    def admit(self, priority: int = 0) -> None:
+        """Refuse what cannot run or must not wait."""
+        if not self.llm.alive:
+            raise EngineDeadError("the engine is dead")
+        if priority and self.llm.config.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                f"priority is {priority}; it must be 0 unless the server has --scheduling-policy priority",
+                param="priority",
+            )
+        limit = self.config.max_num_queued_reqs
+        if limit is not None and self._num_waiting() >= limit:
+            raise QueueFullError(f"{limit} requests are already waiting (--max-num-queued-reqs)")
+
+    def _num_waiting(self) -> int:
+        """Waiting requests after the last step, and those on their way to the engine that will not run at once."""
+        stats = self.llm.stats
+        unseen = self.llm.num_unfinished - stats.num_running - stats.num_waiting
+        free = self.llm.config.max_num_seqs - stats.num_running
+        return stats.num_waiting + max(0, unseen - free)
+
+    @contextmanager
+    def call_id(self, prefix: str, wanted: str | None) -> Iterator[str]:
+        """An id that no other live call has: the client's where it gave one that is free."""
+        call_id = f"{prefix}-{wanted}" if wanted else ""
+        if not wanted or call_id in self._call_ids:
+            call_id = f"{prefix}-{uuid.uuid4().hex}"
+        self._call_ids.add(call_id)
+        try:
+            yield call_id
+        finally:
+            self._call_ids.discard(call_id)
+
+    async def attend(self, work: Awaitable[T], receive: Receive) -> T:
+        """The result of `work`, which is cancelled as soon as the client goes away or the server stops.
+
+        The body must have been read: from then on `receive` has only the disconnect to report.
+        """
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_disconnect(receive))
+        self._work.add(task)
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGoneError("the client closed its connection")
+            if task.cancelled():
+                raise ShuttingDownError("the server is shutting down")
+            return task.result()
+        finally:
+            gone.cancel()
+            self._work.discard(task)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # seen, if the race was lost to it
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._work)
+
+    def stop(self) -> None:
+        """End every call now; each client gets an error."""
+        for task in self._work:
+            task.cancel()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,130 @@
+"""What completions and chat share: from a parsed body to SamplingParams, and from a call to its outputs and usage.
+
+Owns the defaults under a request's own fields, the merge of several prompts into one stream of outputs, and the usage
+record. Knows neither the shape of a choice nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import InvalidRequestError
+from octavo.request import RequestOutput, SamplingParams
+from octavo.server.protocol import GenerationFields
+
+if TYPE_CHECKING:
+    from octavo.server.front import Front
+
+LONG_TEXT = 16 * 1024  # characters: from here on, tokenising takes milliseconds and leaves the event loop
+
+
+async def encode(front: Front, text: str, *, add_special_tokens: bool) -> list[int]:
+    tokenizer = front.llm.tokenizer
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+def sampling_params(front: Front, asked: GenerationFields, **decided: Any) -> SamplingParams:
+    """The server's defaults, under the request's own fields, under what its route decided."""
+    kind = "delta" if asked.stream else "final_only"
+    return SamplingParams(**{**front.llm.default_sampling_params, **asked.sampling, **decided, "output_kind": kind})
+
+
+def check_stream(asked: GenerationFields) -> None:
+    """The rules between a stream and other fields."""
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidRequestError(
+            "stream_options is set; it must be absent unless stream is true", param="stream_options"
+        )
+    if asked.stream and asked.sampling.get("prompt_logprobs") is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs is set; it must be absent when stream is true", param="prompt_logprobs"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One body on its way through the engine: a request for each prompt, all with the same params."""
+
+    front: Front
+    asked: GenerationFields
+    model: str
+    call_id: str
+    created: int  # seconds since the epoch
+    prompts: list[list[int]]
+    params: SamplingParams
+    usage: Usage = field(default_factory=lambda: Usage())
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """(index of the prompt, output), as they come. Closing the generator aborts all that still runs."""
+        if len(self.prompts) == 1:
+            async with aclosing(self._request(0)) as outputs:
+                async for output in outputs:
+                    self.usage.count(0, output)
+                    yield 0, output
+            return
+        queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._pump(index, queue)) for index in range(len(self.prompts))]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                index, item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    num_running -= 1
+                    continue
+                self.usage.count(index, item)
+                yield index, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, index: int, queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]]) -> None:
+        try:
+            async with aclosing(self._request(index)) as outputs:
+                async for output in outputs:
+                    queue.put_nowait((index, output))
+        except Exception as error:
+            queue.put_nowait((index, error))
+        else:
+            queue.put_nowait((index, None))
+
+    def _request(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+        return self.front.llm.generate(
+            self.prompts[index],
+            self.params,
+            self.call_id if len(self.prompts) == 1 else f"{self.call_id}-{index}",
+            priority=self.asked.priority,
+            cache_salt=self.asked.cache_salt,
+        )
+
+
+class Usage:
+    """Token counts of a call so far; those of a prompt are counted once, whatever n is."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens: dict[int, int] = {}  # by prompt
+        self._cached_tokens: dict[int, int] = {}
+        self._completion_tokens = 0
+
+    def count(self, prompt_index: int, output: RequestOutput) -> None:
+        self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
+        if output.num_cached_tokens is not None:
+            self._cached_tokens[prompt_index] = output.num_cached_tokens
+        self._completion_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+
+    def record(self) -> dict[str, Any]:
+        prompt_tokens = sum(self._prompt_tokens.values())
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
+        }

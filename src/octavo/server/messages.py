@@ -1,0 +1,49 @@
+"""From chat messages to a prompt's token ids, for chat and for /tokenize. Knows no engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import InvalidRequestError
+from octavo.server.fields import refuse
+from octavo.server.generation import encode
+from octavo.server.protocol import TemplateFields
+from octavo.text.chat_template import encode_chat, require_chat_template
+
+if TYPE_CHECKING:
+    from octavo.server.front import Front
+
+
+async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens: bool) -> list[int]:
+    """Raises ChatTemplateError where there is no template, or where it refuses the messages."""
+    if not asked.messages:
+        raise InvalidRequestError("messages is missing; it must be a list of at least one message", param="messages")
+    check_tools(asked)
+    text = require_chat_template(front.llm.chat_template).render(
+        asked.messages,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        **_template_variables(asked),
+    )
+    if add_special_tokens:
+        return await encode(front, text, add_special_tokens=True)
+    return encode_chat(front.llm.tokenizer, text)
+
+
+def check_tools(asked: TemplateFields) -> None:
+    """Until octavo can call tools, only a call that asks for none passes."""
+    choice = asked.tool_choice
+    if choice not in (None, "none", "auto"):
+        if not asked.tools and (choice == "required" or isinstance(choice, dict)):
+            refuse("tool_choice", choice, "none, auto or null when tools is empty")
+        refuse("tool_choice", choice, "none, auto or null (octavo does not support forced tool calls yet)")
+    if asked.tools and choice != "none":
+        refuse("tools", asked.tools, "empty unless tool_choice is 'none' (octavo does not support tool calls yet)")
+
+
+def _template_variables(asked: TemplateFields) -> dict[str, Any]:
+    variables = dict(asked.chat_template_kwargs or {})
+    for name in ("documents", "reasoning_effort"):
+        if getattr(asked, name) is not None:
+            variables.setdefault(name, getattr(asked, name))
+    return variables

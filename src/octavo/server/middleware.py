@@ -1,0 +1,65 @@
+"""What holds for every route: the request id, the API key, CORS. Plain ASGI, outermost first."""
+
+from __future__ import annotations
+
+import hmac
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.errors import InvalidRequestError
+from octavo.server.errors import AuthenticationError, error_response
+from octavo.server.front import MAX_ID_LENGTH
+
+OPEN_ROUTES = frozenset({"/health", "/ready"})
+
+
+class RequestId:
+    """Echoes X-Request-Id, or gives one; the id stands in `scope["octavo.request_id"]`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
+        if len(request_id) > MAX_ID_LENGTH:
+            message = f"X-Request-Id is {len(request_id)} characters long; it must be at most {MAX_ID_LENGTH}"
+            await error_response(InvalidRequestError(message, param="X-Request-Id"))(scope, receive, send)
+            return
+        scope["octavo.request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class ApiKey:
+    """Lets pass who sends `Authorization: Bearer KEY` with one of the keys."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_routes: frozenset[str]) -> None:
+        self.app = app
+        self._keys = [key.encode() for key in keys]
+        self._open_routes = open_routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._passes(scope):
+            await self.app(scope, receive, send)
+            return
+        error = AuthenticationError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
+        await error_response(error)(scope, receive, send)
+
+    def _passes(self, scope: Scope) -> bool:
+        if scope["method"] == "OPTIONS" or scope["path"] in self._open_routes:
+            return True
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        # Every key is compared, each in constant time: neither place nor content of a mismatch shows in the time.
+        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
+        return scheme.lower() == "bearer" and any(matches)

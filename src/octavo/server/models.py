@@ -1,0 +1,36 @@
+"""GET /v1/models and /v1/models/{id}: each name the model answers to, and the sampling defaults in force."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from octavo.server.front import Front
+
+
+async def list_models(front: Front, request: Request) -> Response:
+    models = [_record(front, name) for name in front.model_names]
+    return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
+
+
+async def get_model(front: Front, request: Request) -> Response:
+    name = front.check_model(request.path_params["id"])
+    return Response(msgspec.json.encode(_record(front, name)), media_type="application/json")
+
+
+def _record(front: Front, name: str) -> dict[str, Any]:
+    llm = front.llm
+    return {
+        "id": name,
+        "object": "model",
+        "created": front.started,
+        "owned_by": "octavo",
+        "root": llm.config.model,
+        "parent": None,
+        "max_model_len": llm.info.max_model_len,
+        "default_sampling_params": {"values": llm.default_sampling_params, "origin": llm.default_sampling_origin},
+    }

@@ -1,0 +1,39 @@
+"""What load balancers and dashboards ask: GET /health, /ready, /version, /metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo import __version__
+from octavo.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from octavo.server.front import Front
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+async def health(front: Front, request: Request) -> Response:
+    """Whether the engine lives; no word about how busy it is."""
+    if not front.llm.alive:
+        raise EngineDeadError("the engine is dead")
+    return Response()
+
+
+async def ready(front: Front, request: Request) -> Response:
+    """Whether a token can be made: one is."""
+    if not await front.attend(front.llm.is_ready(), request.receive):
+        raise EngineDeadError("the engine cannot make a token", code="not_ready")
+    return Response()
+
+
+async def version(front: Front, request: Request) -> Response:
+    return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+
+
+async def metrics(front: Front, request: Request) -> Response:
+    return Response(front.llm.metrics.render(), headers={"content-type": _METRICS_TYPE})

@@ -1,0 +1,178 @@
+"""The bodies that the routes take: every field of OpenAI's and vLLM's that octavo knows, by what it does with it.
+
+A field stands in one of four places: as a dataclass field (read by the route), in SAMPLING (passed on to
+SamplingParams, which checks it), in NO_OPS (accepted, no meaning here), in LATER (refused unless its value asks
+nothing). All else is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from octavo.server.fields import Record, anything, boolean, integer, list_of, mapping, nested, string, wire
+
+_SAMPLING = frozenset(
+    {
+        "n",
+        "min_tokens",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "bad_words",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "prompt_logprobs",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "include_stop_str_in_output",
+        "truncate_prompt_tokens",
+    }
+)
+
+_NO_OPS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+
+_LATER: Mapping[str, tuple[Any, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "truncation_side": ("left",),
+    "logprob_token_ids": ([],),
+    "return_token_offsets": (False,),
+    "return_weight_versions": (False,),
+    "routed_experts_prompt_start": (0,),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "vllm_xargs": ({},),
+    "repetition_detection": (),
+    "thinking_token_budget": (),
+    "stream_interval": (1,),
+    "watermarking": (),
+    "mm_payload": (),
+}
+
+
+@dataclass(kw_only=True)
+class StreamOptions(Record):
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
+
+    include_usage: bool = wire(boolean, False)
+    continuous_usage_stats: bool = wire(boolean, False)
+
+    @property
+    def continuous(self) -> bool:
+        """Usage on every chunk, on top of the one at the end."""
+        return self.include_usage and self.continuous_usage_stats
+
+
+@dataclass(kw_only=True)
+class GenerationFields(Record):
+    """What completions and chat have in common."""
+
+    model: str | None = wire(string)
+    stream: bool = wire(boolean, False)
+    stream_options: StreamOptions | None = wire(nested(StreamOptions))
+    request_id: str | None = wire(string)
+    priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
+    cache_salt: str | None = wire(string)
+    return_token_ids: bool = wire(boolean, False)
+    return_tokens_as_token_ids: bool = wire(boolean, False)
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions. `logprobs` counts the alternatives, as in SamplingParams."""
+
+    SAMPLING: ClassVar[frozenset[str]] = _SAMPLING | {"max_tokens", "logprobs"}
+    NO_OPS: ClassVar[frozenset[str]] = _NO_OPS
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_LATER, "suffix": ("",), "prompt_embeds": ()}
+
+    prompt: Any = wire(anything)
+    echo: bool = wire(boolean, False)
+    best_of: int | None = wire(integer(1))
+    add_special_tokens: bool = wire(boolean, True)
+
+
+@dataclass(kw_only=True)
+class TemplateFields(Record):
+    """How messages become a prompt: of chat, and of /tokenize."""
+
+    messages: list[dict[str, Any]] | None = wire(list_of(dict, "message objects", min_length=1))
+    add_generation_prompt: bool = wire(boolean, True)
+    continue_final_message: bool = wire(boolean, False)
+    chat_template_kwargs: dict[str, Any] | None = wire(mapping)
+    documents: list[dict[str, Any]] | None = wire(list_of(dict, "document objects"))
+    reasoning_effort: str | None = wire(string)
+    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tool_choice: str | dict[str, Any] | None = wire(anything)
+
+
+@dataclass(kw_only=True)
+class ChatRequest(TemplateFields, GenerationFields):
+    """POST /v1/chat/completions. `logprobs` says whether, `top_logprobs` how many alternatives."""
+
+    SAMPLING: ClassVar[frozenset[str]] = _SAMPLING
+    NO_OPS: ClassVar[frozenset[str]] = _NO_OPS | {"parallel_tool_calls", "verbosity", "include_reasoning"}
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_LATER,
+        "echo": (False,),
+        "chat_template": (),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "return_prompt_text": (False,),
+    }
+
+    max_tokens: int | None = wire(integer(1))
+    max_completion_tokens: int | None = wire(integer(1))
+    logprobs: bool = wire(boolean, False)
+    top_logprobs: int | None = wire(integer(0))
+    add_special_tokens: bool = wire(boolean, False)
+
+
+@dataclass(kw_only=True)
+class TokenizeRequest(TemplateFields):
+    """POST /tokenize: a `prompt`, or `messages`. `add_special_tokens` is on for a prompt, off for messages."""
+
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "chat_template": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+    }
+
+    model: str | None = wire(string)
+    prompt: str | None = wire(string)
+    add_special_tokens: bool | None = wire(boolean)
+    return_token_strs: bool = wire(boolean, False)
+
+
+@dataclass(kw_only=True)
+class DetokenizeRequest(Record):
+    model: str | None = wire(string)
+    tokens: list[int] | None = wire(list_of(int, "token ids"))
