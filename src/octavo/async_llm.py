@@ -143,8 +143,8 @@ class AsyncLLM:
                 output = stream.request.take_output()
                 if output is not None:
                     yield output
-                if stream.request.finished:
-                    return
+                    if output.finished:
+                        return
         finally:
             del self._streams[processed.request_id]
             self._end(stream.request)
