@@ -9,5 +9,6 @@ void bind_memory(nanobind::module_& m);   // ThreadPool, Matrix, KVCache, decode
 void bind_kernels(nanobind::module_& m);  // StepArrays, the kernels one by one
 void bind_program(nanobind::module_& m);  // Program
 void bind_limits(nanobind::module_& m);   // what the machine can do
+void bind_sampler(nanobind::module_& m);  // SamplerRow, sample, token_logprobs
 
 }  // namespace octavo

@@ -6,4 +6,5 @@ NB_MODULE(OCTAVO_MODULE, m) {
   octavo::bind_kernels(m);
   octavo::bind_program(m);
   octavo::bind_limits(m);
+  octavo::bind_sampler(m);
 }

@@ -1,0 +1,128 @@
+"""The sampler of the compute plane: logits in, a RowResult for each row out.
+
+Owns the pipeline: which features there are, and when each writes into the native sampler's rows. The arithmetic is the
+kernel's (native/kernels/sampler.cpp), its definition is in reference.py. Changes no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.plan import RowResult, ScheduledRequest
+from octavo.errors import RequestFailedError
+from octavo.request import Request, TokenLogprobs
+from octavo.sampling.allowed_tokens import AllowedTokens
+from octavo.sampling.bad_words import BadWords
+from octavo.sampling.feature import Feature, SamplerRow
+from octavo.sampling.logit_bias import LogitBias
+from octavo.sampling.logprobs import Logprobs, native_count
+from octavo.sampling.min_tokens import MinTokens
+from octavo.sampling.penalties import Penalties
+from octavo.sampling.seed import Seed
+from octavo.sampling.temperature import Temperature
+from octavo.sampling.truncation import Truncation
+from octavo.sampling.validate import INT32_MAX
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# In the order in which they act on a row.
+PIPELINE: tuple[Feature, ...] = (
+    AllowedTokens(),
+    BadWords(),
+    MinTokens(),
+    LogitBias(),
+    Penalties(),
+    Temperature(),
+    Truncation(),
+    Seed(),
+    Logprobs(),
+)
+
+
+@dataclass(slots=True)
+class _PreparedRow:
+    """A request's row of the native sampler, and the features that write to it in each step."""
+
+    native: SamplerRow
+    each_step: list[Feature]
+
+
+class Sampler:
+    """`native` is a module of ops/isa.py and `pool` its ThreadPool; `logprobs_mode` as in EngineConfig."""
+
+    def __init__(self, native: ModuleType, pool: Any, *, logprobs_mode: str = "raw_logprobs") -> None:
+        self._native = native
+        self._pool = pool
+        self._mode = getattr(native.LogprobsMode, logprobs_mode)
+        self._normalised = logprobs_mode.endswith("_logprobs")
+        self._prepared: dict[Request, _PreparedRow] = {}  # the rows of the last step
+
+    def sample(self, logits: npt.NDArray[np.float32], rows: Sequence[ScheduledRequest]) -> list[RowResult]:
+        """float32 [L, V] -> one result for each of the L rows; `logits` may be overwritten.
+
+        A row without finite logits, or whose masks leave nothing, has an `error` and no token. Logprobs are finite:
+        tokens of probability 0 are left out.
+        """
+        prepared: dict[Request, _PreparedRow] = {}
+        native_rows = []
+        for scheduled in rows:
+            request = scheduled.request
+            row = self._prepared.get(request) or self._prepare(request)
+            for feature in row.each_step:
+                feature.collect(row.native, request)
+            prepared[request] = row
+            native_rows.append(row.native)
+        self._prepared = prepared
+        return [_row_result(sampled) for sampled in self._native.sample(self._pool, logits, native_rows, self._mode)]
+
+    def prompt_logprobs(
+        self,
+        logits: npt.NDArray[np.float32],
+        target_token_ids: Sequence[int],
+        num_logprobs: int,
+        *,
+        num_vocab_tokens: int | None = None,
+    ) -> list[TokenLogprobs]:
+        """float32 [L, V], L token ids -> what row i says of token i, and its `num_logprobs` (-1: all) likeliest tokens.
+
+        Prompts are not sampled, so this is always of the raw logits. Raises RequestFailedError where they are not
+        finite.
+        """
+        results = self._native.token_logprobs(
+            self._pool,
+            logits,
+            list(target_token_ids),
+            native_count(num_logprobs),
+            INT32_MAX if num_vocab_tokens is None else num_vocab_tokens,
+            self._normalised,
+        )
+        for result in results:
+            if result.error is not None:
+                raise RequestFailedError(result.error)
+        return [_token_logprobs(result.logprobs) for result in results]
+
+    def _prepare(self, request: Request) -> _PreparedRow:
+        source = request.source
+        native: SamplerRow = self._native.SamplerRow()
+        if source.num_vocab_tokens is not None:
+            native.num_vocab_tokens = source.num_vocab_tokens
+        active = [feature for feature in PIPELINE if feature.active(source.params)]
+        for feature in active:
+            feature.prepare(native, source)
+        return _PreparedRow(native, [feature for feature in active if feature.each_step])
+
+
+def _row_result(sampled: Any) -> RowResult:
+    if sampled.error is not None:
+        return RowResult(error=sampled.error)
+    logprobs = sampled.logprobs
+    return RowResult(token_id=sampled.token_id, logprobs=None if logprobs is None else _token_logprobs(logprobs))
+
+
+def _token_logprobs(native: Any) -> TokenLogprobs:
+    return TokenLogprobs(token_ids=native.token_ids, logprobs=native.logprobs, rank=native.rank)
