@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from octavo.config import EngineConfig
 from octavo.engine.front_end import FrontEnd, load_front_end
 from octavo.engine.input_processor import InputProcessor, Prompt
-from octavo.engine.metrics import Metrics
 from octavo.engine.output_processor import OutputProcessor, RequestState, StepNews
 from octavo.errors import EngineDeadError, RequestFailedError
 from octavo.request import RequestOutput, SamplingParams
@@ -25,6 +24,7 @@ from octavo.request import RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
     from octavo.engine.messages import EngineInfo, SchedulerStats
+    from octavo.engine.metrics import Metrics
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class AsyncLLM:
     default_sampling_origin    … where these come from
     """
 
-    def __init__(self, config: EngineConfig, client: EngineClient, front_end: FrontEnd, model_name: str) -> None:
+    def __init__(self, config: EngineConfig, client: EngineClient, front_end: FrontEnd, metrics: Metrics) -> None:
         """Takes a started client over; callers use `start`."""
         self.config = config
         self.info: EngineInfo = client.info
@@ -53,7 +53,7 @@ class AsyncLLM:
         self.model_config: dict[str, Any] = front_end.model_config
         self.default_sampling_params: dict[str, Any] = dict(front_end.sampling_defaults.values)
         self.default_sampling_origin = front_end.sampling_defaults.origin
-        self.metrics = Metrics(model_name, client.info)
+        self.metrics: Metrics = metrics
         self._client = client
         self._inputs = InputProcessor(
             front_end.tokenizer,
@@ -78,21 +78,27 @@ class AsyncLLM:
         if client is None:
             from octavo.engine.client import ProcessClient
 
-            client = ProcessClient(config)
-        starting = asyncio.create_task(client.start())
-        loading = asyncio.create_task(asyncio.to_thread(load_front_end, config))
+            client = process = ProcessClient(config)
+            process.launch()  # before the first await: the caller's own imports may go on beside it
+        tasks = starting, loading = (
+            asyncio.create_task(client.start()),
+            asyncio.create_task(asyncio.to_thread(load_front_end, config)),
+        )
         try:
+            await asyncio.sleep(0)  # the tasks begin …
+            from octavo.engine.metrics import Metrics  # … and this import goes on beside them
+
             # The first failure counts: a wrong name is known before the engine has loaded anything.
-            await asyncio.wait((starting, loading), return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in (loading, starting):
                 if task.done():
                     task.result()
             await starting
-            return cls(config, client, await loading, model_name or config.model)
+            return cls(config, client, await loading, Metrics(model_name or config.model, client.info))
         except BaseException:
-            for task in (starting, loading):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(starting, loading, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await client.close()
             raise
 

@@ -104,7 +104,7 @@ def test_a_request():
         "request_id": "r",
         "token_ids": [1],
         "first_scheduled_time": 1.0,
-    }  # long before it arrived: a clock set back
+    }  # a clock was set back
     last = {"request_id": "r", "token_ids": [2, 3], "finish_reason": FinishReason.LENGTH, "num_preemptions": 2}
     run(metrics, first, last, max_tokens=3)
     assert value(metrics, "prompt_tokens_total") == 3

@@ -16,18 +16,26 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from octavo import errors
 from octavo.config import EngineConfig
-from octavo.engine.messages import AbortRequests, EngineInfo, EngineReply, SchedulerStats, TokenDelta
-from octavo.engine.process import MessageKind, StartLine
+from octavo.engine.messages import (
+    AbortRequests,
+    EngineInfo,
+    EngineReply,
+    MessageKind,
+    SchedulerStats,
+    StartLine,
+    TokenDelta,
+)
 from octavo.errors import EngineDeadError
 from octavo.request import EngineRequest
+
+if TYPE_CHECKING:
+    import zmq.asyncio
 
 ENGINE_COMMAND = (
     sys.executable,
@@ -82,6 +90,7 @@ class ProcessClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(EngineReply)
+        self._folder: Path
         self._socket: zmq.asyncio.Socket
         self._died: asyncio.Future[None]
         self._receiving: asyncio.Future[bytes] | None = None
@@ -90,22 +99,27 @@ class ProcessClient:
     def alive(self) -> bool:
         return self._process is not None and not self._died.done()
 
-    async def start(self) -> None:
+    def launch(self) -> None:
+        """Begin to start: the engine loads while the caller does something else. `start` does it if nobody has."""
         self._died = asyncio.get_running_loop().create_future()
-        folder = _socket_folder()
+        self._folder = _socket_folder()
+        self._cleanup.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        address = f"ipc://{self._folder}/engine"
+        self._spawn(StartLine(address, self._config))
+        self._listen(address)
+
+    async def start(self) -> None:
         try:
-            address = f"ipc://{folder}/engine"
-            self._listen(address)
-            await self._launch(StartLine(address, self._config))
+            if self._process is None:
+                self.launch()
             reply = await self._next_reply()
             if reply.info is None:
                 raise _start_error(reply)
         except BaseException:
             await self.close()
             raise
-        finally:
-            # Both ends are connected, or never will be: from here on no file of ours is left, however we end.
-            shutil.rmtree(folder, ignore_errors=True)
+        # Both ends are connected: no file of ours is left from here on, however we end.
+        shutil.rmtree(self._folder)
         self.info = reply.info
         self.stats = reply.stats or self.stats
 
@@ -125,34 +139,27 @@ class ProcessClient:
 
     async def close(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
-            if hasattr(self, "info") and not self._died.done():
-                self._send(MessageKind.SHUTDOWN, None)
-                await asyncio.wait((self._died,), timeout=SHUTDOWN_SECONDS)
-            process.kill()
-            await asyncio.to_thread(process.wait)
-        if self._receiving is not None:
-            self._receiving.cancel()
-        self._cleanup.close()
+        try:
+            if process is not None:
+                if hasattr(self, "info") and not self._died.done():
+                    self._send(MessageKind.SHUTDOWN, None)
+                    await asyncio.wait((self._died,), timeout=SHUTDOWN_SECONDS)
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        finally:
+            if self._receiving is not None:
+                self._receiving.cancel()
+            self._cleanup.close()
 
-    def _listen(self, address: str) -> None:
-        context = zmq.asyncio.Context()
-        self._cleanup.callback(context.term)
-        self._socket = context.socket(zmq.DEALER)
-        self._cleanup.callback(self._socket.close, linger=0)
-        self._socket.set_hwm(0)  # no limit: neither side may wait for the other
-        self._socket.bind(address)
-
-    async def _launch(self, start: StartLine) -> None:
+    def _spawn(self, start: StartLine) -> None:
         loop = asyncio.get_running_loop()
         lifeline, engine_stdin = socket.socketpair()
         self._cleanup.callback(lifeline.close)
-        lifeline.setblocking(False)
         with engine_stdin:
             # The engine's stdout is our stderr: a library that prints must not get into a program's output.
             self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2)
         with contextlib.suppress(ConnectionError):  # it died before it read the line: seen just below
-            await loop.sock_sendall(lifeline, msgspec.json.encode(start) + b"\n")
+            lifeline.sendall(msgspec.json.encode(start) + b"\n")
 
         def on_end() -> None:
             loop.remove_reader(lifeline)
@@ -160,6 +167,16 @@ class ProcessClient:
 
         loop.add_reader(lifeline, on_end)
         self._cleanup.callback(loop.remove_reader, lifeline)
+
+    def _listen(self, address: str) -> None:
+        import zmq.asyncio  # while the engine's process starts
+
+        context = zmq.asyncio.Context()
+        self._cleanup.callback(context.term)
+        self._socket = context.socket(zmq.DEALER)
+        self._cleanup.callback(self._socket.close, linger=0)
+        self._socket.set_hwm(0)  # no limit: neither side may wait for the other
+        self._socket.bind(address)
 
     def _send(self, kind: MessageKind, body: object) -> None:
         # The future is done at once: there is no limit to wait for. (It is not when the engine has just died.)

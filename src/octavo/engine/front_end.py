@@ -54,7 +54,7 @@ def load_front_end(config: EngineConfig) -> FrontEnd:
 
     path = resolve(config.model, config.revision)
     checkpoint = open_checkpoint(path, config.load_format)
-    tokenizer = load_tokenizer(path if config.tokenizer is None else resolve(config.tokenizer, None))
+    tokenizer = load_tokenizer(path if config.tokenizer is None else _tokenizer_path(config.tokenizer))
     return FrontEnd(
         path=path,
         tokenizer=tokenizer,
@@ -63,6 +63,13 @@ def load_front_end(config: EngineConfig) -> FrontEnd:
         eos_token_ids=eos_token_ids(checkpoint.generation_config, checkpoint.config, tokenizer.end_token_ids),
         sampling_defaults=default_sampling_params(checkpoint.generation_config, config.generation_config),
     )
+
+
+def _tokenizer_path(name: str) -> Path:
+    from octavo.checkpoint.resolve import resolve
+
+    folder = Path(name).expanduser()
+    return folder if (folder / "tokenizer.json").is_file() else resolve(name)  # the first may be no model's folder
 
 
 def eos_token_ids(

@@ -1,12 +1,11 @@
-"""What crosses between a client and the engine: plain records that msgspec encodes as they are.
-
-EngineRequest (in request.py) goes in; the records below come out.
-"""
+"""What crosses between a client and the engine: plain records that msgspec encodes as they are."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
+from octavo.config import EngineConfig
 from octavo.request import FinishReason, TokenLogprobs
 
 
@@ -74,3 +73,19 @@ class EngineReply:
 @dataclass(slots=True)
 class AbortRequests:
     request_ids: list[str]
+
+
+class MessageKind(enum.Enum):
+    """The first frame of a message to an engine process; the second is the body."""
+
+    ADD = b"+"  # an EngineRequest
+    ABORT = b"-"  # AbortRequests
+    SHUTDOWN = b"."  # None
+
+
+@dataclass(slots=True)
+class StartLine:
+    """What a client writes to its engine process's stdin: one line of JSON."""
+
+    address: str  # the client listens here
+    config: EngineConfig

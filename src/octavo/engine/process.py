@@ -8,42 +8,24 @@ outlives its client.
 from __future__ import annotations
 
 import contextlib
-import enum
 import gc
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 
 from octavo.config import EngineConfig
-from octavo.engine.messages import AbortRequests, EngineReply, TokenDelta
+from octavo.engine.messages import AbortRequests, EngineReply, MessageKind, StartLine, TokenDelta
 from octavo.errors import OctavoError
 from octavo.request import EngineRequest, FinishReason
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
-
-
-class MessageKind(enum.Enum):
-    """The first frame of a message to the engine; the second is its body."""
-
-    ADD = b"+"
-    ABORT = b"-"
-    SHUTDOWN = b"."
-
-
-@dataclass(slots=True)
-class StartLine:
-    """What the client writes to the engine's stdin: one line of JSON."""
-
-    address: str  # the client listens here
-    config: EngineConfig
 
 
 class EngineLoop:
