@@ -52,6 +52,13 @@ void bind_program(nb::module_& m) {
           },
           nb::arg("name"), nb::arg("x"), nb::arg("weight"), nb::arg("residual").none(), nb::arg("out"), Keep<4>())
       .def(
+          "rope",
+          [](Program& self, Slice x, ConstFloats2D table, int64_t head_dim, Slice out) {
+            self.rope(x, table.data(), static_cast<int64_t>(table.shape(1)), head_dim, out);
+          },
+          Keep<3>())
+      .def("write_kv", &Program::write_kv, Keep<4>())
+      .def(
           "rope_write_kv",
           [](Program& self, Slice q, Slice k, Slice v, ConstFloats2D table, const KVCache& cache) {
             self.rope_write_kv(q, k, v, table.data(), static_cast<int64_t>(table.shape(1)), cache);

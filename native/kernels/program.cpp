@@ -70,6 +70,20 @@ void Program::linear(std::string name, Slice x, const Matrix& weight, const Slic
       static_cast<int64_t>(weight.bytes()), weight.rows() * weight.columns());
 }
 
+void Program::rope(Slice x, const float* table, int64_t rotary_dim, int64_t head_dim, Slice out) {
+  push("rope", "rope", domain(out), [=, this](const Run& run, Worker worker) {
+    const int64_t rows = rows_of(run, x);
+    octavo::rope(view(x, rows), run.step.positions, table, rotary_dim, head_dim, view(out, rows), worker);
+  });
+}
+
+void Program::write_kv(Slice k, Slice v, const KVCache& cache) {
+  push("write_kv", "write_kv", Domain::kTokens, [=, this, &cache](const Run& run, Worker worker) {
+    const int64_t rows = run.step.num_tokens;
+    octavo::write_kv(view(k, rows), view(v, rows), run.step.slot_mapping, cache, worker);
+  });
+}
+
 void Program::rope_write_kv(Slice q, Slice k, Slice v, const float* table, int64_t rotary_dim, const KVCache& cache) {
   push("rope_write_kv", "rope_write_kv", Domain::kTokens, [=, this, &cache](const Run& run, Worker worker) {
     const int64_t rows = run.step.num_tokens;

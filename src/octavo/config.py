@@ -54,10 +54,12 @@ class EngineConfig:
     dtype: str = option(
         "auto",
         "compute type; auto follows the checkpoint (float32 stays float32, all else is bfloat16)",
-        choices=("auto", "float32", "bfloat16", "float", "half", "float16"),
+        choices=("auto", "float32", "float", "bfloat16"),
     )
     load_format: str = option(
-        "auto", "auto reads the checkpoint; dummy makes random weights", choices=("auto", "safetensors", "gguf", "dummy")
+        "auto",
+        "auto reads the checkpoint; dummy makes random weights",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     quantization: str | None = option(None, "quantise at load (none of the schemes exists yet)")
     max_model_len: int | Literal["auto"] | None = option(
@@ -72,7 +74,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = option(None, "size of the KV cache; beats the share", unit="bytes")
     num_gpu_blocks_override: int | None = option(None, "number of KV blocks; beats all other sizes", unit="blocks")
     block_size: int = option(16, "tokens in a KV block, a multiple of 16", unit="tokens")
-    kv_cache_dtype: str = option("auto", "type of K and V; auto: the compute type", choices=("auto", "float32", "bfloat16"))
+    kv_cache_dtype: str = option(
+        "auto", "type of K and V; auto: the compute type", choices=("auto", "float32", "bfloat16")
+    )
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
     # Scheduling
     max_num_seqs: int = option(128, "most requests that run at once", unit="requests")
@@ -84,9 +88,7 @@ class EngineConfig:
     # Execution
     enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
     num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")
-    isa: str | None = option(
-        None, "force an instruction-set variant", choices=("x86_v3", "x86_v4", "x86_v4_bf16", "amx")
-    )
+    isa: str | None = option(None, "force an instruction-set variant", choices=("x86_v3", "x86_v4", "x86_v4_bf16"))
     tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)")
     # Text and sampling
     chat_template: str | None = option(None, "file (or the text itself) of a chat template that replaces the model's")
@@ -114,7 +116,8 @@ class EngineConfig:
             _check_range(self, "max_model_len", 1)
         if self.tensor_parallel_size != 1:
             raise ConfigError(
-                f"tensor_parallel_size is {self.tensor_parallel_size!r}; only 1 is supported", param="tensor_parallel_size"
+                f"tensor_parallel_size is {self.tensor_parallel_size!r}; only 1 is supported",
+                param="tensor_parallel_size",
             )
         if self.quantization is not None:
             raise ConfigError(
@@ -132,7 +135,9 @@ class ServerConfig:
     served_model_name: list[str] = option([], "names the model answers to; the first is reported; default: as given")
     allow_unknown_fields: bool = option(False, "ignore request fields that octavo does not know instead of a 400")
     allowed_origins: list[str] = option([], "origins allowed by CORS; default: none")
-    max_num_queued_reqs: int | None = option(None, "waiting requests beyond which a new one gets 503; default: no limit")
+    max_num_queued_reqs: int | None = option(
+        None, "waiting requests beyond which a new one gets 503; default: no limit"
+    )
     max_body_bytes: int = option(32 * 1024 * 1024, "largest request body; a larger one gets 413", unit="bytes")
     metrics_auth: bool = option(False, "guard /metrics with the API key too")
     shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")

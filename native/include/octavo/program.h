@@ -52,6 +52,8 @@ class Program {
   void embedding(const Matrix& table, Slice out);
   void rms_norm(std::string name, Slice x, const float* weight, float eps, Slice out);
   void linear(std::string name, Slice x, const Matrix& weight, const Slice* residual, Slice out);
+  void rope(Slice x, const float* table, int64_t rotary_dim, int64_t head_dim, Slice out);
+  void write_kv(Slice k, Slice v, const KVCache& cache);
   // rope of q in place, rope of k in place, then k and v into the cache.
   void rope_write_kv(Slice q, Slice k, Slice v, const float* table, int64_t rotary_dim, const KVCache& cache);
   void attention(Slice q, const KVCache& cache, float scale, Slice out);

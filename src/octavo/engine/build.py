@@ -1,0 +1,104 @@
+"""From an EngineConfig to an Engine: find the checkpoint, plan the memory, load, put the parts together.
+
+The one place that knows all of them. Nothing is loaded before the plan has been found to fit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from octavo.checkpoint.base import Checkpoint, open_checkpoint
+from octavo.checkpoint.loader import load_model, weight_bytes
+from octavo.checkpoint.resolve import resolve
+from octavo.config import EngineConfig
+from octavo.core.block_pool import BlockPool
+from octavo.core.kv_manager import KVManager
+from octavo.core.policy import make_policy
+from octavo.core.scheduler import Scheduler
+from octavo.engine.engine import Engine
+from octavo.engine.messages import EngineInfo
+from octavo.models.config import ModelConfig
+from octavo.models.registry import Model, model_class
+from octavo.ops.api import DType
+from octavo.ops.cpu import CpuBackend
+from octavo.runtime.memory import MemoryPlan, available_memory, plan_memory
+from octavo.runtime.program import MAX_LOGITS, EagerExecutor, ProgramExecutor
+from octavo.runtime.runner import Executor, Runner
+from octavo.sampling.sampler import Sampler
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Raises CheckpointError for a checkpoint that cannot be used, ConfigError for options that cannot be met."""
+    checkpoint = open_checkpoint(resolve(config.model, config.revision), config.load_format)
+    model_config = ModelConfig.from_hf(checkpoint.config)
+    model_class(model_config.architecture)  # an unknown architecture is the first thing to say
+    dtype = _compute_dtype(config, checkpoint)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else cast(DType, config.kv_cache_dtype)
+    plan = plan_memory(
+        config,
+        model_config,
+        kv_dtype,
+        weights=weight_bytes(model_config, dtype),
+        workspace=_workspace_bytes(config, model_config),
+        available=available_memory(),
+    )
+    model_config.check_max_model_len(plan.max_model_len)
+    backend = CpuBackend(variant=config.isa, num_threads=config.num_threads)
+    model = load_model(checkpoint, model_config, backend, dtype, plan.max_model_len, config.seed)
+    kv_caches = [
+        backend.kv_cache(plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
+        for _ in range(model_config.num_layers)
+    ]
+    sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
+    runner = Runner(_executor(config, model, backend, kv_caches), sampler, plan.block_size)
+    return Engine(_scheduler(config, plan), runner, _info(config, model_config, dtype, backend, plan))
+
+
+def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
+    if config.dtype == "auto":
+        return checkpoint.dtype
+    return "float32" if config.dtype in ("float", "float32") else "bfloat16"
+
+
+def _workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """About what the program's buffers will take: the residual stream, and the widest rows of a layer."""
+    columns = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate_size
+    return 4 * (config.max_num_batched_tokens * columns + MAX_LOGITS * (model.vocab_size + 2 * model.hidden_size))
+
+
+def _executor(config: EngineConfig, model: Model, backend: CpuBackend, kv_caches: list[Any]) -> Executor:
+    if config.enforce_eager:
+        return EagerExecutor(model, backend, kv_caches)
+    return ProgramExecutor(model, backend, kv_caches, config.max_num_batched_tokens)
+
+
+def _scheduler(config: EngineConfig, plan: MemoryPlan) -> Scheduler:
+    return Scheduler(
+        KVManager(BlockPool(plan.num_blocks, config.enable_prefix_caching), plan.block_size),
+        make_policy(config.scheduling_policy),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+    )
+
+
+def _info(config: EngineConfig, model: ModelConfig, dtype: DType, backend: CpuBackend, plan: MemoryPlan) -> EngineInfo:
+    return EngineInfo(
+        max_model_len=plan.max_model_len,
+        vocab_size=model.vocab_size,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        dtype=dtype,
+        isa=backend.variant,
+        num_threads=backend.num_threads,
+        memory_plan=str(plan),
+        cache_config={
+            "block_size": str(plan.block_size),
+            "num_gpu_blocks": str(plan.num_blocks),
+            "cache_dtype": config.kv_cache_dtype,
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+            "gpu_memory_utilization": str(config.gpu_memory_utilization),
+            "kv_cache_memory_bytes": str(config.kv_cache_memory_bytes),
+        },
+    )

@@ -1,0 +1,118 @@
+"""How much memory the engine will take, decided before a weight is loaded: weights, workspace, and what is left for the
+KV cache. Refuses a context that cannot fit, with the numbers. Allocates nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.models.config import ModelConfig
+from octavo.ops.api import DType
+
+GiB = 2**30
+DEFAULT_UTILIZATION = 0.92
+# What the KV cache gets at most where nothing was asked for: a server that starts beside other programs should not
+# slowly fill their memory with cached prefixes.
+DEFAULT_KV_LIMIT = 4 * GiB
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """All sizes in bytes."""
+
+    weights: int
+    workspace: int
+    num_blocks: int
+    block_size: int  # tokens
+    block_bytes: int  # K and V of all layers
+    max_model_len: int  # tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def __str__(self) -> str:
+        return (
+            f"memory: weights {_size(self.weights)}, workspace {_size(self.workspace)}, "
+            f"KV cache {_size(self.num_blocks * self.block_bytes)} = {self.num_blocks:,} blocks of {self.block_size}: "
+            f"{self.num_tokens:,} tokens, {self.num_tokens / self.max_model_len:.1f} requests of {self.max_model_len:,}"
+        )
+
+
+def plan_memory(
+    config: EngineConfig, model: ModelConfig, kv_dtype: DType, *, weights: int, workspace: int, available: int
+) -> MemoryPlan:
+    """`weights`, `workspace`: bytes they will take; `available`: free memory, in bytes. Raises ConfigError where the
+    context does not fit the KV cache, naming the size needed, the size available and the longest that fits."""
+    block_bytes = kv_block_bytes(model, config.block_size, kv_dtype)
+    budget = _kv_budget(config, available - weights - workspace, available)
+    num_blocks = config.num_gpu_blocks_override or max(0, budget) // block_bytes
+    wanted = _wanted_length(config, model)
+    fits = num_blocks * config.block_size
+    if config.max_model_len == "auto":
+        wanted = min(wanted, fits)
+    if num_blocks == 0 or (wanted > fits and config.num_gpu_blocks_override is None):
+        needed = -(-wanted // config.block_size) * block_bytes
+        raise ConfigError(
+            f"max_model_len is {wanted}: its KV cache needs {_size(needed)}, but {_size(max(0, budget))} are available "
+            f"for it; the longest that fits is {fits} tokens (--max-model-len {fits or 'auto'}, or give more with "
+            "--kv-cache-memory-bytes or --gpu-memory-utilization)",
+            param="max_model_len",
+        )
+    return MemoryPlan(weights, workspace, num_blocks, config.block_size, block_bytes, wanted)
+
+
+def kv_block_bytes(model: ModelConfig, block_size: int, kv_dtype: DType) -> int:
+    """Keys keep their dimensions, values are padded to whole vectors of 16 (native/include/octavo/attention.h)."""
+    keys, values = -(-model.head_dim // 2) * 2, -(-model.head_dim // 16) * 16
+    return model.num_layers * block_size * model.num_kv_heads * (keys + values) * _ITEMSIZE[kv_dtype]
+
+
+def _kv_budget(config: EngineConfig, left: int, available: int) -> int:
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if config.gpu_memory_utilization is not None:
+        return left - int(available * (1 - config.gpu_memory_utilization))
+    return min(left - int(available * (1 - DEFAULT_UTILIZATION)), DEFAULT_KV_LIMIT)
+
+
+def _wanted_length(config: EngineConfig, model: ModelConfig) -> int:
+    limit = model.max_position_embeddings
+    # Dynamic scaling is made to stretch: it is fixed at load for whatever length is chosen.
+    stretches = model.rope.type in ("dynamic", "longrope")
+    if config.max_model_len in (None, "auto"):
+        return limit
+    assert isinstance(config.max_model_len, int)
+    if config.max_model_len > limit and not stretches:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; the model's own limit is {limit}", param="max_model_len"
+        )
+    return config.max_model_len
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the kernel calls available, within the cgroup's limit."""
+    info = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(info["MemAvailable"].split()[0]) * 1024
+    for limit, used in (
+        ("memory.max", "memory.current"),  # cgroup v2
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # v1
+    ):
+        try:
+            free = min(free, int(_cgroup(limit)) - int(_cgroup(used)))
+            break
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return max(0, free)
+
+
+def _cgroup(name: str) -> str:
+    return (Path("/sys/fs/cgroup") / name).read_text()
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GiB:.2f} GiB" if num_bytes >= GiB / 10 else f"{num_bytes / 2**20:.1f} MiB"

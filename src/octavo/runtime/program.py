@@ -1,0 +1,160 @@
+"""From a trace to the native program: which buffer holds each value, one native instruction for each node.
+
+A step is then `run(batch)` and, for each chunk of wanted logits, `logits(...)`: one call into C++ each, with the GIL
+released. Eager execution of the same model is `EagerExecutor`; both give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from octavo.models.registry import Model
+from octavo.ops.api import Batch, Float32Array
+from octavo.ops.cpu import CpuBackend, CpuOps
+from octavo.runtime.fusion import fuse
+from octavo.runtime.trace import Node, SymbolicBatch, TraceOps, Value
+
+# Rows of logits computed at a time: at a vocabulary of 49,152, 64 rows are 12.6 MB. Scoring a long prompt thus needs no
+# more memory than decoding.
+MAX_LOGITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of the program, for people: `weight_bytes` are read once a run, `macs` are multiply-adds a row."""
+
+    op: str
+    name: str
+    domain: str
+    weight_bytes: int
+    macs: int
+
+
+class EagerExecutor:
+    """Runs the model op by op (--enforce-eager)."""
+
+    def __init__(self, model: Model, backend: CpuBackend, kv_caches: Sequence[Any]) -> None:
+        self._model = model
+        self._ops = CpuOps(backend)
+        self._kv_caches = kv_caches
+
+    def run(self, batch: Batch) -> None:
+        self._batch = batch
+        self._hidden = self._model.forward(self._ops, batch, self._kv_caches)
+
+    def logits(self, first: int, count: int) -> Float32Array:
+        """float32 [count, vocab] of logit rows [first, first + count) of the last batch run."""
+        wanted = replace(self._batch, logit_rows=self._batch.logit_rows[first : first + count])
+        logits: Float32Array = self._model.logits(self._ops, self._hidden, wanted)
+        return logits
+
+
+class ProgramExecutor:
+    """Traces the model once, then replays the native program."""
+
+    def __init__(self, model: Model, backend: CpuBackend, kv_caches: Sequence[Any], max_tokens: int) -> None:
+        config = model.config
+        ops = TraceOps()
+        batch = SymbolicBatch()
+        self._output = model.logits(ops, model.forward(ops, batch, kv_caches), batch)
+        nodes = fuse(ops.nodes)
+        self.native = backend.native.Program(
+            backend.pool, max_tokens, MAX_LOGITS, config.num_heads, config.num_kv_heads, config.head_dim
+        )
+        self._backend = backend
+        self._slice = backend.native.Slice
+        self._names = _weight_names(model)
+        self._buffers = _assign_buffers(nodes, self._output, self.native)
+        for node in nodes:
+            self._emit(node)
+        self.native.allocate()
+
+    def run(self, batch: Batch) -> None:
+        self._step = self._backend.step(batch)  # kept alive: run_logits reads it too
+        self.native.run(self._step)
+
+    def logits(self, first: int, count: int) -> Float32Array:
+        """float32 [count, vocab] of logit rows [first, first + count) of the last batch run; valid until the next
+        call."""
+        self.native.run_logits(first, count)
+        logits: Float32Array = self.native.rows(self._place(self._output), count)
+        return logits
+
+    def instructions(self) -> list[Instruction]:
+        return [Instruction(*row) for row in self.native.instructions]
+
+    def _place(self, value: Value) -> Any:
+        return self._slice(self._buffers[value.root], value.first, value.columns)
+
+    def _name(self, weight: Any) -> str:
+        return self._names.get(id(weight), "")
+
+    def _emit(self, node: Node) -> None:
+        inputs = [self._place(value) for value in node.inputs]
+        out = self._place(node.output) if node.output is not None else None
+        constants, native = node.constants, self.native
+        match node.op:
+            case "embedding":
+                native.embedding(constants["table"], out)
+            case "rms_norm":
+                native.rms_norm(self._name(constants["weight"]), inputs[0], constants["weight"], constants["eps"], out)
+            case "linear" | "linear_add":
+                weight, residual = constants["weight"], inputs[1] if node.op == "linear_add" else None
+                native.linear(self._name(weight), inputs[0], weight, residual, out)
+            case "rope":
+                native.rope(inputs[0], constants["table"], constants["head_dim"], out)
+            case "write_kv":
+                native.write_kv(*inputs, constants["cache"])
+            case "rope_write_kv":
+                native.rope_write_kv(*inputs, constants["table"], constants["cache"])
+            case "attention":
+                native.attention(inputs[0], constants["cache"], constants["scale"], out)
+            case "silu_mul":
+                native.silu_mul(inputs[0], out)
+            case "add":
+                native.add(*inputs, out)
+            case "take_rows":
+                native.take_logit_rows(inputs[0], out)
+            case unknown:
+                raise AssertionError(f"no instruction for {unknown}")
+
+
+def _assign_buffers(nodes: list[Node], output: Value, native: Any) -> dict[Value, int]:
+    """A buffer of the workspace for each root value; one is used again after its value's last reader.
+
+    The step's hidden state is read by `logits` after `run` and never shares its buffer, since the two domains do not
+    share any: a value's last use counts over both.
+    """
+    last_use = {value.root: i for i, node in enumerate(nodes) for value in node.inputs}
+    last_use[output.root] = len(nodes)
+    # The hidden state must outlive `run`, also where several chunks of logits are taken from it.
+    for node in nodes:
+        if node.op == "take_rows":
+            last_use[node.inputs[0].root] = len(nodes)
+    buffers: dict[Value, int] = {}
+    free: dict[tuple[str, int], list[int]] = {}
+    for i, node in enumerate(nodes):
+        value = node.output
+        if value is not None:
+            residual = node.inputs[1] if node.op == "linear_add" else None
+            if residual is not None and last_use[residual.root] == i and residual.parent is None:
+                buffers[value] = buffers[residual]  # added in place
+                last_use[residual.root] = -1
+            else:
+                spare = free.setdefault((value.domain, value.columns), [])
+                buffers[value] = spare.pop() if spare else native.add_buffer(value.domain, value.columns)
+        for used in {value.root for value in node.inputs}:
+            if last_use[used] == i:
+                free.setdefault((used.domain, used.columns), []).append(buffers[used])
+    return buffers
+
+
+def _weight_names(model: Model) -> dict[int, str]:
+    """id of a weight -> its name in the model, layers numbered."""
+    names = {id(value): name for name, value in vars(model).items()}
+    for i, layer in enumerate(model.layers):
+        if is_dataclass(layer):
+            names |= {id(getattr(layer, f.name)): f"layers.{i}.{f.name}" for f in fields(layer)}
+    return names
