@@ -254,7 +254,7 @@ async def test_unknown_routes_and_methods(server):
     error_of(await server.http.get("/v1/models/"), 404)
 
 
-async def test_an_unexpected_error_is_a_500_that_tells_nothing(server, caplog):
+async def test_an_unexpected_error_is_a_500_that_tells_nothing(server):
     async def broken(*args: Any, **options: Any):
         raise ZeroDivisionError("a secret")
         yield
@@ -264,7 +264,7 @@ async def test_an_unexpected_error_is_a_500_that_tells_nothing(server, caplog):
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         response = await http.post(PATH, json={"prompt": "a"})
     error = error_of(response, 500, "InternalServerError")
-    assert "secret" not in error["message"] and "ZeroDivisionError" in caplog.text
+    assert "secret" not in error["message"]
 
 
 async def test_probes(server):

@@ -6,7 +6,6 @@ the last event of a stream. Knows no route.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import msgspec
@@ -15,8 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import OctavoError, QueueFullError
-
-logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 2000  # characters: a template or a client may put anything into a message
 
@@ -60,10 +57,9 @@ def error_record(message: str, *, status: int, param: str | None = None, code: s
 
 
 def record_of(error: Exception) -> dict[str, Any]:
-    """The record of any error. What octavo did not raise on purpose is logged, and hidden from the client."""
+    """The record of any error. What octavo did not raise on purpose is for the log, not for the client."""
     if isinstance(error, OctavoError):
         return error_record(error.message, status=error.status, param=error.param, code=error.code)
-    logger.error("an unexpected error", exc_info=error)
     return error_record("an internal error; the server's log has the details", status=500, code="internal_error")
 
 
@@ -93,6 +89,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
+    """Starlette raises the error again after this answer, and uvicorn logs it."""
     return _response(record_of(error), 500, {})
 
 

@@ -33,11 +33,8 @@ LAST_WORDS_SECONDS = 5.0  # for the error events after the drain
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError."""
     logging.basicConfig(level=server_config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    with (
-        bind(server_config.host, server_config.port) as listener,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
-    ):
-        return runner.run(_serve(listener, engine_config, server_config))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(engine_config, server_config))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -60,9 +57,10 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
 
 
-async def _serve(listener: socket.socket, engine_config: EngineConfig, server_config: ServerConfig) -> int:
+async def _serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     stopping = asyncio.Event()
     _handle_signals(stopping)
+    listener = bind(server_config.host, server_config.port)
     stopped = asyncio.create_task(stopping.wait())
     starting = asyncio.create_task(_start(engine_config, server_config))
     try:
@@ -79,6 +77,7 @@ async def _serve(listener: socket.socket, engine_config: EngineConfig, server_co
         stopped.cancel()
         starting.cancel()
         await asyncio.gather(starting, stopped, return_exceptions=True)
+        listener.close()
 
 
 async def _start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[AsyncLLM, Starlette]:

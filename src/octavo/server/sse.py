@@ -5,6 +5,7 @@ WHATWG HTML Living Standard, section "Server-sent events". Knows nothing of what
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.errors import OctavoError
 from octavo.server.errors import ClientGoneError, record_of
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
+
+logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -46,7 +50,6 @@ class EventStream(Response):
         self.rest = rest
         self.status_code = 200
         self.background = None
-        self.body = b""
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,6 +60,8 @@ class EventStream(Response):
         except ClientGoneError:
             return
         except Exception as error:
+            if not isinstance(error, OctavoError):
+                logger.exception("a stream failed")
             last = event(record_of(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
