@@ -94,7 +94,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, 
     if rule is None:
         raise CheckpointError(f"tokenizer.ggml.pre is {name!r}; known: {', '.join(sorted(_PRE_TOKENIZERS))}")
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
-    merges = [_pair(merge) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    merges = [merge.partition(" ")[::2] for merge in metadata.get("tokenizer.ggml.merges", ())]
     # Llama 3 takes a piece that is an entry as it is, even where the merges would not lead to it.
     backend = tokenizers.Tokenizer(_bpe(vocab, merges, ignore_merges=rule == "llama3"))
     if rule == "qwen2":
@@ -110,12 +110,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, 
     return backend, rule == "llama3"
 
 
-def _pair(merge: str) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    return left, right
-
-
-def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+def _bpe(vocab: dict[str, int], merges: Sequence[tuple[str, str]], **options: Any) -> models.BPE:
     try:
         return models.BPE(vocab, merges, **options)
     except Exception as error:  # tokenizers raises plain Exception

@@ -1,7 +1,8 @@
 """The tokenizer of a Hugging Face folder.
 
-`tokenizer.json` is the vocabulary; `tokenizer_config.json`, `special_tokens_map.json` and `config.json` say which
-tokens are special and what frames a text. Where they disagree, this file follows transformers.
+`tokenizer.json` is the vocabulary and decides, alone, what frames a text (flags such as `add_bos_token` beside it do
+not count); `tokenizer_config.json`, `special_tokens_map.json` and `config.json` say which tokens are special. Where
+they disagree, this file follows transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import tokenizers
 
 from octavo.errors import CheckpointError
-from octavo.text.tokenizer import Tokenizer, frame_with
+from octavo.text.tokenizer import Tokenizer
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -24,12 +25,6 @@ def tokenizer_from_folder(folder: pathlib.Path) -> Tokenizer:
     config = _read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(folder, config, backend)
     _add_missing_tokens(backend, config, special_tokens)
-    if {"add_bos_token", "add_eos_token"} & config.keys():
-        frame_with(
-            backend,
-            special_tokens.get("bos_token") if config.get("add_bos_token") else None,
-            special_tokens.get("eos_token") if config.get("add_eos_token") else None,
-        )
     return Tokenizer(backend, special_tokens=special_tokens, chat_template=_chat_template(folder, config))
 
 
