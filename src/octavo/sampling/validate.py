@@ -95,7 +95,8 @@ def validate_for_model(
         banned = {words[0] for words in params.bad_words_token_ids or () if len(words) == 1}
         if params.min_tokens > 0:
             banned.update(params.stop_token_ids or ())
-            banned.update(eos_token_ids)
+            if not params.ignore_eos:
+                banned.update(eos_token_ids)
         if banned.issuperset(params.allowed_token_ids):
             allowed = "token ids of which bad_words and min_tokens leave at least one"
             _refuse("allowed_token_ids", params.allowed_token_ids, allowed)
