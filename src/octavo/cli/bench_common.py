@@ -7,7 +7,6 @@ import dataclasses
 import json
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,17 +76,15 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {str(p): cuts[p - 1] for p in PERCENTILES}
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table; the first column is text, the others are figures."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    Console(file=sys.stdout, highlight=False).print(table)
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_text_columns: int = 1) -> None:
+    """Prints a table after an empty line; the first columns are text, the others are figures."""
+    lines = [columns, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    print(f"\n{title}")
+    for line in lines:
+        cells = zip(line, widths, strict=True)
+        aligned = (f"{cell:<{w}}" if i < num_text_columns else f"{cell:>{w}}" for i, (cell, w) in enumerate(cells))
+        print("  ".join(aligned).rstrip())
 
 
 def write_json(path: Path | None, figures: dict[str, Any], config: EngineConfig) -> None:
