@@ -216,6 +216,11 @@ def test_without_a_partial_match_text_flows_token_by_token(smol: Tokenizer) -> N
     assert detokenizer.num_released_tokens == 12
 
 
+def test_at_the_end_every_token_is_released(smol: Tokenizer) -> None:
+    detokenizer, _, _ = run(smol, one_by_one(smol, ["Hello"]), stop=["lo wor"], stop_token_id=2)
+    assert detokenizer.num_kept_tokens == detokenizer.num_released_tokens == 2
+
+
 def test_what_was_held_back_for_nothing_is_released(smol: Tokenizer) -> None:
     ids = one_by_one(smol, ["Hello", " how"])
     assert run(smol, ids, stop=["lo wor"])[1] == ["Hel", "lo how", ""]

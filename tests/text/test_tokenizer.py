@@ -136,6 +136,21 @@ def test_tokens_that_only_the_configuration_names_are_added(tiny_folder: Path) -
     assert tokenizer.decode(tokenizer.encode(text)) == oracle.decode(oracle.encode(text), skip_special_tokens=True)
 
 
+def test_the_configuration_may_mark_a_token_otherwise(tiny_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    path = tiny_folder / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.add_tokens([AddedToken("<x>", normalized=False)])
+    backend.save(str(path))
+    spec = {"content": "<x>", "single_word": False, "lstrip": False, "rstrip": True, "special": True}
+    _edit(tiny_folder / "tokenizer_config.json", added_tokens_decoder={"379": {**spec, "normalized": False}})
+    tokenizer, oracle = load_tokenizer(tiny_folder), AutoTokenizer.from_pretrained(tiny_folder)
+    ids = tokenizer.encode("a<x>  b")
+    assert ids == oracle.encode("a<x>  b")
+    assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True) == "ab"
+
+
 def test_the_model_configuration_names_the_end_token_as_a_last_resort(tiny_folder: Path) -> None:
     path = tiny_folder / "tokenizer_config.json"
     config = json.loads(path.read_text())

@@ -70,6 +70,7 @@ class IncrementalDetokenizer:
             self._window += self._utf8.decode(b"", True)
             self._settle()
             self._release(len(self._window))
+            self._num_kept = self.num_kept_tokens  # no stop string can come any more
         return self._stop_string
 
     @property

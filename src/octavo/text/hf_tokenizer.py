@@ -40,11 +40,21 @@ def _read_backend(folder: pathlib.Path) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
+def _read_text(path: pathlib.Path) -> str | None:
+    """None where there is no such file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return {}
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    text = _read_text(path)
+    try:
+        content = {} if text is None else json.loads(text)
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -77,24 +87,25 @@ def _special_tokens(folder: pathlib.Path, config: dict[str, Any], backend: token
 
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Tokens that the configuration names and tokenizer.json does not mark as added."""
-    present = {token.content for token in backend.get_added_tokens_decoder().values()}
+    """Tokens that the configuration names and tokenizer.json does not mark as added, or marks otherwise."""
+    present = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
     wanted: dict[str, tokenizers.AddedToken] = {}
-    for _, spec in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+    for _, spec in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
         options = {key: bool(spec.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "special")}
         normalized = bool(spec.get("normalized", not options["special"]))
         wanted[spec["content"]] = tokenizers.AddedToken(spec["content"], normalized=normalized, **options)
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     extras = extra.values() if isinstance(extra, dict) else extra
     for text in [*special_tokens.values(), *filter(None, map(_text_of, extras))]:
-        wanted.setdefault(text, tokenizers.AddedToken(text, normalized=False, special=True))
-    backend.add_tokens([token for text, token in wanted.items() if text not in present])
+        if text not in present:
+            wanted.setdefault(text, tokenizers.AddedToken(text, normalized=False, special=True))
+    backend.add_tokens([token for text, token in wanted.items() if repr(token) != present.get(text)])
 
 
 def _chat_template(folder: pathlib.Path, config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+    text = _read_text(folder / "chat_template.jinja")
+    if text is not None:
+        return text
     template = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
