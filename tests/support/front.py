@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -33,7 +32,6 @@ def small_tokenizer() -> Tokenizer:
 
 def small_front_end(generation_config: dict[str, Any] | None = None) -> FrontEnd:
     return FrontEnd(
-        path=Path("nowhere"),
         tokenizer=small_tokenizer(),
         chat_template=None,
         model_config={"model_type": "fake"},

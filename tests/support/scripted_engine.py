@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -174,7 +173,6 @@ def scripted_llm(
     tokenizer = scripted_tokenizer()
     engine = ScriptedEngine(tokenizer, max_model_len)
     front_end = FrontEnd(
-        path=Path("tiny"),
         tokenizer=tokenizer,
         chat_template=load_chat_template(None, tokenizer) if chat_template else None,
         model_config={},

@@ -156,8 +156,9 @@ class ProcessClient:
         lifeline, engine_stdin = socket.socketpair()
         self._cleanup.callback(lifeline.close)
         with engine_stdin:
-            # The engine's stdout is our stderr: a library that prints must not get into a program's output.
-            self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2)
+            # Its stdout is our stderr: a library that prints must not get into a program's output. A process group of
+            # its own: Ctrl-C in a terminal is for us, and we decide what becomes of the engine.
+            self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0)
         with contextlib.suppress(ConnectionError):  # it died before it read the line: seen just below
             lifeline.sendall(msgspec.json.encode(start) + b"\n")
 

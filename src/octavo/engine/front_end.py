@@ -30,14 +30,9 @@ class SamplingDefaults:
     values: dict[str, Any]
     origin: str
 
-    def __str__(self) -> str:
-        values = ", ".join(f"{name}={value}" for name, value in self.values.items())
-        return f"{values or 'none but the neutral ones'} ({self.origin})"
-
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    path: Path  # of the checkpoint
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     model_config: dict[str, Any]  # as config.json has it
@@ -56,7 +51,6 @@ def load_front_end(config: EngineConfig) -> FrontEnd:
     checkpoint = open_checkpoint(path, config.load_format)
     tokenizer = load_tokenizer(path if config.tokenizer is None else _tokenizer_path(config.tokenizer))
     return FrontEnd(
-        path=path,
         tokenizer=tokenizer,
         chat_template=load_chat_template(config.chat_template, tokenizer),
         model_config=checkpoint.config,

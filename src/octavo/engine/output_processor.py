@@ -129,7 +129,7 @@ class SampleState:
             token_ids=self.token_ids[start:end],
             cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
             logprobs=None if self.logprobs is None else self.logprobs[start:end],
-            finish_reason=self.finish_reason,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self.stop_reason,
         )
 
@@ -256,6 +256,12 @@ class OutputProcessor:
                 news.finished.append(sample)
                 news.to_abort.append(sample.source.request_id)
         return news
+
+    def drop_all(self) -> list[str]:
+        """Forget every live request. The engine's ids of what was still alive."""
+        request_ids = list(self._samples)
+        self._samples.clear()
+        return request_ids
 
     def _apply(self, sample: SampleState, delta: TokenDelta) -> bool:
         """Whether the engine has to be told that the sample is over."""
