@@ -12,9 +12,9 @@ namespace {
 constexpr float kLargestFinite = std::numeric_limits<float>::max();
 constexpr float kSmallestWeight = 1e-37f;  // exp() ends at e^-87, 1.6e-38: what it gives there means 0
 
-double sum_lanes(const float* w, int32_t count) {
+double sum_block(const float* w) {
   double lane[16] = {};
-  for (int32_t j = 0; j < count; j += 16)
+  for (int j = 0; j < kBlock; j += 16)
     for (int i = 0; i < 16; ++i) lane[i] += static_cast<double>(w[j + i]);
   for (int half = 8; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
@@ -86,7 +86,7 @@ void Softmax::weights(int32_t begin, int32_t count, float* w) const {
     const Vec v = rest >= 16 ? Vec::load(x + j) : first(Vec::load(x + j, rest), rest, -kInfinity);
     exp((v - max) * scale).store(w + j);
   }
-  for (int32_t j = count; j % 16 != 0; ++j) w[j] = 0;
+  std::fill(w + count, w + kBlock, 0.0f);
   for (int32_t j = 0; j < count; ++j) {
     const bool kept = x[j] > cutoff_.value || (x[j] == cutoff_.value && begin + j <= cutoff_.id);
     w[j] = kept && w[j] >= floor_ ? w[j] : 0;
@@ -112,7 +112,7 @@ double Softmax::sum(std::vector<double>& block_sums) const {
     if (row_.block_max(block) < cutoff_.value) continue;
     const int32_t begin = block * kBlock, count = std::min(kBlock, row_.size() - begin);
     weights(begin, count, w);
-    block_sums[block] = sum_lanes(w, count);
+    block_sums[block] = sum_block(w);
     total += block_sums[block];
   }
   return total;

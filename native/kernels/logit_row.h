@@ -69,7 +69,7 @@ class Softmax {
 
   void set_cutoff(Cutoff cutoff) { cutoff_ = cutoff; }
 
-  // w[j] = weight of id begin + j for the `count` <= kBlock ids; zeros up to the next multiple of 16.
+  // w[j] = weight of id begin + j for j < count; then zeros up to kBlock.
   void weights(int32_t begin, int32_t count, float* w) const;
 
   void weigh(std::vector<Candidate>& candidates) const;

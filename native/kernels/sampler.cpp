@@ -107,10 +107,11 @@ int32_t draw(const SamplerRow& row, Softmax& softmax, Buffers& buffers) {
   return softmax.draw(uniform(row.seed, row.sample_index, row.position), total, buffers.block_sums);
 }
 
-// ln(sum of e^x) over a whole row, the ids without a token too: they are part of the model's distribution.
+// ln(sum of e^x) over a whole row, the ids without a token too: they are part of the model's distribution. NaN where
+// the row is not finite.
 double log_sum_exp(const float* x, int32_t size, std::vector<double>& block_sums) {
   RowScan scan;
-  scan.read(x, size);
+  if (!scan.read(x, size)) return std::numeric_limits<double>::quiet_NaN();
   return static_cast<double>(scan.top()) + std::log(Softmax(scan, 1, 0).sum(block_sums));
 }
 
@@ -158,6 +159,10 @@ void sample_row(float* x, int32_t vocabulary, const SamplerRow& row, LogprobsMod
   }
   double normaliser = 0;
   if (wants_raw && normalised) normaliser = log_sum_exp(x, vocabulary, buffers.block_sums);
+  if (!std::isfinite(normaliser)) {  // an id without a token spoils the distribution
+    out.error = kNotFinite;
+    return;
+  }
   if (row.edited()) {
     if (wants_raw) buffers.raw.assign(x, x + size);
     edit(x, size, row, buffers);
@@ -215,11 +220,12 @@ std::vector<SampledRow> token_logprobs(ThreadPool& pool, View logits, const std:
   for_rows(pool, logits.rows, [&](int64_t i, Buffers& buffers) {
     const float* x = logits.row(i);
     results[i].token_id = token_ids[i];
-    if (!buffers.scan.read(x, std::min(vocabulary, num_vocab_tokens))) {
+    const bool finite = buffers.scan.read(x, std::min(vocabulary, num_vocab_tokens));
+    const double normaliser = normalised ? log_sum_exp(x, vocabulary, buffers.block_sums) : 0;
+    if (!finite || !std::isfinite(normaliser)) {
       results[i].error = kNotFinite;
       return;
     }
-    const double normaliser = normalised ? log_sum_exp(x, vocabulary, buffers.block_sums) : 0;
     results[i].logprobs = logprobs_of(token_ids[i], num_logprobs, normaliser, buffers);
   });
   return results;

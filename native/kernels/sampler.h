@@ -61,8 +61,8 @@ struct SampledRow {
 std::vector<SampledRow> sample(ThreadPool& pool, View logits, const std::vector<const SamplerRow*>& rows,
                                LogprobsMode mode);
 
-// The logprobs of token_ids[i] under row i of `logits`, as the model gave them. An error names no row's fault alone:
-// the prompt's request fails. `normalised` false: the logits themselves.
+// What row i of `logits`, as the model gave it, says of token_ids[i] (below num_vocab_tokens). Not `normalised`: the
+// logits themselves.
 std::vector<SampledRow> token_logprobs(ThreadPool& pool, View logits, const std::vector<int32_t>& token_ids,
                                        int32_t num_logprobs, int32_t num_vocab_tokens, bool normalised);
 

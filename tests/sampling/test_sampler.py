@@ -263,6 +263,12 @@ def test_ids_without_a_token_weigh_but_are_not_listed(sampler: Sampler) -> None:
     assert result.logprobs.logprobs == pytest.approx([-np.log(4)] * 4)
 
 
+def test_a_distribution_spoilt_beyond_the_vocabulary_has_no_logprobs(sampler: Sampler) -> None:
+    logits = np.array([0, 1, np.nan], np.float32)
+    assert token(sampler, logits, temperature=0, num_vocab_tokens=2) == 1
+    assert sample_one(sampler, logits, request(temperature=0, num_vocab_tokens=2, logprobs=1)).error is not None
+
+
 def test_prompt_logprobs(sampler: Sampler) -> None:
     logits = random_logits(2, 6, 700)
     targets = [0, 699, 3, 500, 128, 127]

@@ -53,7 +53,8 @@ def chi_square(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64])
     ids=str,
 )
 def test_draws_of_many_seeds_follow_the_distribution(fields: dict[str, Any]) -> None:
-    check([request(SamplingParams(**fields), seed=seed) for seed in range(NUM_DRAWS)], probabilities(**fields))
+    params = SamplingParams(**fields)
+    check([request(params, seed=seed) for seed in range(NUM_DRAWS)], probabilities(**fields))
 
 
 def test_draws_of_one_request_follow_the_distribution() -> None:
