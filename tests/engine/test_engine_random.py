@@ -10,7 +10,14 @@ from octavo.errors import InvalidRequestError
 from octavo.request import EngineRequest, FinishReason, RequestStatus
 from support.fake_runner import Answer, FakeRunner, expected_answer, make_engine, make_request
 
-TOKENS = st.integers(0, 2)  # few, so that prefixes meet
+STEMS = ([0, 1, 2, 3] * 5, [0, 1, 2, 3, 4] * 4)
+# A piece of a common stem and a tail of few tokens, so that prefixes meet and part at any place.
+PROMPTS = st.builds(
+    lambda stem, length, tail: [*stem[:length], *tail],
+    st.sampled_from(STEMS),
+    st.integers(0, 20),
+    st.lists(st.integers(0, 2), min_size=1, max_size=4),
+)
 
 
 class RandomSchedules(RuleBasedStateMachine):
@@ -36,7 +43,7 @@ class RandomSchedules(RuleBasedStateMachine):
         self.aborted: set[str] = set()
 
     @rule(
-        prompt=st.lists(TOKENS, min_size=1, max_size=24),
+        prompt=PROMPTS,
         max_tokens=st.sampled_from([None, 0, 1, 2, 5, 9, 20]),
         min_tokens=st.integers(0, 4),
         eos_token_ids=st.sampled_from([[], [0], [3, 4]]),

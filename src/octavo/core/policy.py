@@ -5,7 +5,7 @@ To add a policy: a class with `order` and `victim`, and its name below and in `c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Protocol
 
 from octavo.errors import ConfigError
@@ -18,7 +18,7 @@ class Policy(Protocol):
         sorted by it, and who was preempted stands before all that came later, so that nobody is passed over for ever.
         """
 
-    def victim(self, candidates: Sequence[Request]) -> Request:
+    def victim(self, candidates: Collection[Request]) -> Request:
         """Who is preempted when blocks run out. `candidates` is not empty; among equals, who came last is last."""
 
 
@@ -28,7 +28,7 @@ class FCFS:
     def order(self, request: Request) -> tuple[float, ...]:
         return (request.source.arrival_time,)
 
-    def victim(self, candidates: Sequence[Request]) -> Request:
+    def victim(self, candidates: Collection[Request]) -> Request:
         return sorted(candidates, key=self.order)[-1]  # a stable sort: among equals the last
 
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable
 
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import RequestUpdate, RowResult, ScheduledRequest, StepPlan, StepResult
@@ -105,18 +106,19 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan, budget: int) -> int:
         """Decodes first, one token each, so that no stream stalls behind a prompt. Returns what is left of `budget`."""
-        queue = sorted(self.running, key=lambda r: (r.num_tokens - r.num_computed_tokens > 1, self.policy.order(r)))
-        for position, request in enumerate(queue):
-            if budget == 0:
-                break
-            if request.status is not RequestStatus.RUNNING or not self._make_room(request, queue[position:], plan):
-                continue  # preempted a moment ago
-            budget -= self._schedule(request, budget, self._others_wait(position + 1 < len(queue)), plan)
+        unscheduled = deque(
+            sorted(self.running, key=lambda r: (r.num_tokens - r.num_computed_tokens > 1, self.policy.order(r)))
+        )
+        while unscheduled and budget > 0:
+            request = unscheduled[0]
+            if self._make_room(request, unscheduled, plan):
+                unscheduled.popleft()
+                budget -= self._schedule(request, budget, bool(unscheduled) or self._may_admit(), plan)
         return budget
 
     def _schedule_waiting(self, plan: StepPlan, budget: int) -> None:
         """Admit whoever fits, strictly in the policy's order: a small request does not starve a big one."""
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+        while self._may_admit() and budget > 0:
             request = self.waiting[0]
             cached = self.kv.lookup(request)
             # All blocks for what a request holds, and a spare one for every request already running: so a prompt never
@@ -125,7 +127,10 @@ class Scheduler:
                 return
             del self.waiting[0]
             self._start(request, num_cached_tokens=len(cached) * self.kv.block_size)
-            budget -= self._schedule(request, budget, self._others_wait(False), plan)
+            budget -= self._schedule(request, budget, self._may_admit(), plan)
+
+    def _may_admit(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self.max_num_seqs
 
     def _start(self, request: Request, num_cached_tokens: int) -> None:
         request.status = RequestStatus.RUNNING
@@ -145,14 +150,12 @@ class Scheduler:
         plan.scheduled.append(ScheduledRequest(request, start, num_tokens, self.kv.block_table(request)))
         return num_tokens
 
-    def _others_wait(self, running_others: bool) -> bool:
-        return running_others or (bool(self.waiting) and len(self.running) < self.max_num_seqs)
-
-    def _make_room(self, request: Request, unscheduled: Sequence[Request], plan: StepPlan) -> bool:
-        """Blocks for all tokens of a running request, by preempting others of `unscheduled` (which has it too) where
-        needed. False if it had to give way itself."""
+    def _make_room(self, request: Request, unscheduled: deque[Request], plan: StepPlan) -> bool:
+        """Blocks for all tokens of a running request. Where there are too few, some of `unscheduled`, to which it
+        belongs, are preempted and leave that queue. False if the request had to give way itself."""
         while not self.kv.allocate(request, request.num_tokens):
-            victim = self.policy.victim([r for r in unscheduled if r.status is RequestStatus.RUNNING])
+            victim = self.policy.victim(unscheduled)
+            unscheduled.remove(victim)
             self._preempt(victim)
             plan.preempted.append(victim)
             if victim is request:
@@ -190,9 +193,8 @@ class Scheduler:
         request.num_computed_tokens = row.start + row.num_tokens
         self.kv.publish(request)
         wants_prompt_logprobs = request.params.prompt_logprobs is not None and request.num_output_tokens == 0
-        if (
-            wants_prompt_logprobs
-        ):  # entry i is position i + 1; a chunk computed again after a preemption replaces its own
+        if wants_prompt_logprobs:
+            # Entry i is position i + 1: a chunk that is computed again after a preemption replaces its own.
             request.prompt_logprobs[row.start :] = outcome.prompt_logprobs
         if not row.samples:
             return None
@@ -209,14 +211,13 @@ class Scheduler:
 
     def _finish_if_due(self, request: Request, token_id: int) -> None:
         """End the request if its newest token does. Stop beats length on the same token."""
-        params = request.params
-        if request.num_output_tokens >= params.min_tokens:
-            if not params.ignore_eos and token_id in request.source.eos_token_ids:
-                return self._finish(request, FinishReason.STOP)
-            if params.stop_token_ids and token_id in params.stop_token_ids:
-                return self._finish(request, FinishReason.STOP, stop_reason=token_id)
-        reached_max_tokens = params.max_tokens is not None and request.num_output_tokens >= params.max_tokens
-        if reached_max_tokens or request.num_tokens >= self.max_request_tokens:
+        params, num_output_tokens = request.params, request.num_output_tokens
+        may_stop = num_output_tokens >= params.min_tokens
+        if may_stop and not params.ignore_eos and token_id in request.source.eos_token_ids:
+            self._finish(request, FinishReason.STOP)
+        elif may_stop and params.stop_token_ids and token_id in params.stop_token_ids:
+            self._finish(request, FinishReason.STOP, stop_reason=token_id)
+        elif num_output_tokens == params.max_tokens or request.num_tokens == self.max_request_tokens:
             self._finish(request, FinishReason.LENGTH)
 
     def _finish(
