@@ -97,7 +97,7 @@ def test_files_that_are_hardly_there(content: bytes, tmp_path: Path) -> None:
         read_file(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, 200), byte=st.integers(0, 255), cut=st.integers(0, 60))
 def test_any_damage_is_a_checkpoint_error_or_harmless(tmp_path: Path, position: int, byte: int, cut: int) -> None:
     path = write(tmp_path / "x.safetensors", {"a": entry(0, 8), "b": entry(8, 12, "BF16")}, bytes(12))
