@@ -56,7 +56,10 @@ def test_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
         (["serve", "--max-num"], "unknown option --max-num; did you mean --max-num-seqs? {see serve}"),
         (["serve", "--port", "x"], "argument --port: 'x' is not a whole number (such as 4096, 8k or 2GiB) {see serve}"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs: max_num_seqs is 0; it must be at least 1"),
-        (["serve", "--isa", "z"], "--isa: isa is 'z'; allowed: x86_v3, x86_v4, x86_v4_bf16, amx"),
+        (
+            ["serve", "--scheduling-policy", "lifo"],
+            "--scheduling-policy: scheduling_policy is 'lifo'; allowed: fcfs, priority",
+        ),
         (["bench", "throughput", "--num-prompts", "0"], "--num-prompts is 0; it must be at least 1"),
     ],
 )
