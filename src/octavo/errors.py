@@ -1,15 +1,15 @@
 """Every error that octavo raises on purpose: one tree, each with the HTTP status it answers with.
 
-    OctavoError                     500  anything of ours
-    ├── InvalidRequestError         400  something in a request is wrong; `param` names the field
-    │   ├── ContextLengthError      400  prompt + max_tokens does not fit the context
-    │   └── ChatTemplateError       400  the chat template is missing or refused the messages
-    ├── NotFoundError               404  an unknown model (or other named thing)
-    ├── QueueFullError              503  admission control; carries `retry_after` in seconds
-    ├── RequestFailedError          500  this request alone failed inside the engine
-    ├── EngineDeadError             503  the engine process is gone
-    ├── ConfigError                  –   a wrong option at start (exit code 2)
-    └── CheckpointError              –   a checkpoint that cannot be used (exit code 1)
+OctavoError                     500  anything of ours
+├── InvalidRequestError         400  something in a request is wrong; `param` names the field
+│   ├── ContextLengthError      400  prompt + max_tokens does not fit the context
+│   └── ChatTemplateError       400  the chat template is missing or refused the messages
+├── NotFoundError               404  an unknown model (or other named thing)
+├── QueueFullError              503  admission control; carries `retry_after` in seconds
+├── RequestFailedError          500  this request alone failed inside the engine
+├── EngineDeadError             503  the engine process is gone
+├── ConfigError                  –   a wrong option at start (exit code 2)
+└── CheckpointError              –   a checkpoint that cannot be used (exit code 1)
 """
 
 from __future__ import annotations

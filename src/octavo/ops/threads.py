@@ -46,7 +46,7 @@ def physical_cpus(cpus: list[int]) -> list[int]:
 
 
 def choose_cpus(num_threads: int | None = None) -> list[int]:
-    """The CPUs for the kernel threads, one each. `num_threads` given: that many (at most the usable ones are pinned)."""
+    """The CPUs for the kernel threads, one each. `num_threads` given: that many, taken from the usable ones in turn."""
     cpus = usable_cpus()
     if num_threads is not None:
         return [cpus[i % len(cpus)] for i in range(num_threads)]
