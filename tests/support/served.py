@@ -50,8 +50,10 @@ class ServerProcess:
         return "".join(self.lines)
 
     def wait_until_ready(self) -> None:
-        assert self._ready.wait(60), self.log
-        assert "ready on" in self.log, self.log
+        self._ready.wait(60)
+        if "ready on" not in self.log:
+            self.close()
+            raise AssertionError(self.log)
 
     def post(self, path: str, *, timeout: float = 60, **body: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=timeout)

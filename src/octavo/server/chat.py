@@ -88,7 +88,8 @@ class _Answer:
         self._choices = [_Choice(asked, self._names, index) for index in range(params.n)]
 
     async def whole(self) -> dict[str, Any]:
-        call, pieces = self._call, {}
+        call = self._call
+        pieces: dict[int, dict[str, Any]] = {}  # by the choice's index
         with self._front.call_id("chatcmpl", self._wanted_id) as call.call_id:
             async with aclosing(call.outputs()) as outputs:
                 async for _, output in outputs:

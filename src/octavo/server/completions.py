@@ -48,13 +48,12 @@ async def create(front: Front, request: Request) -> Response:
 
 
 def _params(front: Front, asked: CompletionRequest) -> SamplingParams:
-    decided: dict[str, Any] = {}
     params = sampling_params(front, asked)
     if asked.best_of is not None and asked.best_of != params.n:
         refuse("best_of", asked.best_of, f"equal to n, {params.n} (octavo returns every sample it makes)")
     if asked.echo and params.logprobs is not None:
-        decided["prompt_logprobs"] = _at_least(params.prompt_logprobs, params.logprobs)
-    return sampling_params(front, asked, **decided) if decided else params
+        params.prompt_logprobs = _at_least(params.prompt_logprobs, params.logprobs)
+    return params
 
 
 def _at_least(given: int | None, wanted: int) -> int:
@@ -80,10 +79,10 @@ async def _prompts(front: Front, asked: CompletionRequest) -> list[_Prompt]:
     if len(given) > MAX_PROMPTS:
         refuse("prompt", given, f"at most {MAX_PROMPTS} prompts")
     if all(isinstance(each, str) for each in given):
-        add_special_tokens = asked.add_special_tokens
-        return [_Prompt(text, await encode(front, text, add_special_tokens=add_special_tokens)) for text in given]
+        token_ids = await encode(front, given, add_special_tokens=asked.add_special_tokens)
+        return list(map(_Prompt, given, token_ids))
     if all(isinstance(each, list) and all(type(token_id) is int for token_id in each) for each in given):
-        return [_Prompt(None, token_ids) for token_ids in given]
+        return [_Prompt(None, each) for each in given]
     refuse("prompt", given, _PROMPT_FORMS)
 
 
@@ -102,7 +101,6 @@ class _Answer:
         self._front = front
         self._asked = asked
         self._wanted_id = asked.request_id or header_id
-        self._prompts = prompts
         self._call = Call(
             front=front,
             asked=asked,
@@ -119,7 +117,9 @@ class _Answer:
         ]
 
     async def whole(self) -> dict[str, Any]:
-        call, pieces, seeds = self._call, {}, {}
+        call = self._call
+        pieces: dict[int, dict[str, Any]] = {}  # by the choice's index
+        seeds: dict[int, int | None] = {}  # by the prompt's
         with self._front.call_id("cmpl", self._wanted_id) as call.call_id:
             async with aclosing(call.outputs()) as outputs:
                 async for prompt_index, output in outputs:
@@ -207,7 +207,7 @@ class _Choice:
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
         }
-        if self._params.prompt_logprobs is not None and "prompt_logprobs" in self._asked.sampling:
+        if "prompt_logprobs" in self._asked.sampling:
             piece["prompt_logprobs"] = prompt_logprobs(self._names, output.prompt_logprobs or [])
         if self._asked.return_token_ids:
             piece["token_ids"] = self._held_ids

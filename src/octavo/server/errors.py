@@ -6,14 +6,18 @@ the last event of a stream. Knows no route.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.errors import OctavoError, QueueFullError
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 2000  # characters: a template or a client may put anything into a message
 
@@ -63,6 +67,19 @@ def record_of(error: Exception) -> dict[str, Any]:
     return error_record("an internal error; the server's log has the details", status=500, code="internal_error")
 
 
+def log_failure(scope: Scope, error: Exception) -> None:
+    """A line for whatever did not end as it should; what the client did wrong is for debugging alone."""
+    request_id = scope.get("octavo.request_id")
+    if not isinstance(error, OctavoError):
+        logger.error("request %s: an unexpected error", request_id, exc_info=error)
+    elif isinstance(error, ClientGoneError):
+        logger.info("request %s: %s", request_id, error.message)
+    elif error.status >= 500:
+        logger.error("request %s: %s", request_id, error.message)
+    else:
+        logger.debug("request %s: %d %s", request_id, error.status, error.message)
+
+
 def error_response(error: OctavoError) -> Response:
     headers = {}
     if isinstance(error, QueueFullError):
@@ -74,6 +91,7 @@ def error_response(error: OctavoError) -> Response:
 
 async def on_octavo_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OctavoError)
+    log_failure(request.scope, error)
     return error_response(error)
 
 
@@ -89,8 +107,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this answer, and uvicorn logs it."""
-    return _response(record_of(error), 500, {})
+    """Starlette answers outside of all middleware here, then raises the error again for uvicorn to log."""
+    headers = {"x-request-id": request_id} if (request_id := request.scope.get("octavo.request_id")) else {}
+    return _response(record_of(error), 500, headers)
 
 
 def _response(record: dict[str, Any], status: int, headers: dict[str, str]) -> Response:

@@ -18,8 +18,8 @@ Check = Callable[[str, Any], Any]  # (field name, value that is not None) -> the
 R = TypeVar("R", bound="Record")
 
 
-def wire(check: Check, default: Any = None) -> Any:
-    """A field of a Record that is read from the body."""
+def wire(check: Check | type[Record], default: Any = None) -> Any:
+    """A field of a Record that is read from the body; one that is a Record itself is an object there."""
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -36,17 +36,19 @@ class Record:
 
 def parse(record: type[R], body: Mapping[str, Any], *, allow_unknown: bool = False, path: str = "") -> R:
     """The record that `body` describes. Raises InvalidRequestError."""
-    checks: dict[str, Check] = {
-        f.name: f.metadata["check"]
-        for f in dataclasses.fields(record)  # type: ignore[arg-type]
-        if "check" in f.metadata
-    }
+    checks = _checks(record)
     values: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     for name, value in body.items():
         if name in checks:
-            if value is not None:
-                values[name] = checks[name](path + name, value)
+            check = checks[name]
+            if value is None:
+                continue
+            if isinstance(check, type):
+                inner = mapping(path + name, value)
+                values[name] = parse(check, inner, allow_unknown=allow_unknown, path=f"{path}{name}.")
+            else:
+                values[name] = check(path + name, value)
         elif name in record.SAMPLING:
             if value is not None:
                 sampling[name] = value
@@ -63,6 +65,11 @@ def parse(record: type[R], body: Mapping[str, Any], *, allow_unknown: bool = Fal
     return record(**values)
 
 
+def _checks(record: type[Record]) -> dict[str, Check | type[Record]]:
+    fields = dataclasses.fields(record)  # type: ignore[arg-type]  # the subclasses are dataclasses
+    return {field.name: field.metadata["check"] for field in fields if "check" in field.metadata}
+
+
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
     raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; it must be {allowed}", param=name)
 
@@ -77,6 +84,15 @@ def string(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         refuse(name, value, "a string")
     return value
+
+
+def short_string(max_length: int) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, str) or not 1 <= len(value) <= max_length:
+            refuse(name, value, f"a string of 1 to {max_length} characters")
+        return value
+
+    return check
 
 
 def integer(low: int, high: int | None = None) -> Check:
@@ -103,13 +119,6 @@ def list_of(kind: type, kinds: str, *, min_length: int = 0) -> Check:
         if not isinstance(value, list) or len(value) < min_length or not all(type(entry) is kind for entry in value):
             refuse(name, value, f"a list of {kinds}" + (", not empty" if min_length else ""))
         return value
-
-    return check
-
-
-def nested(record: type[Record]) -> Check:
-    def check(name: str, value: Any) -> Any:
-        return parse(record, mapping(name, value), path=name + ".")
 
     return check
 

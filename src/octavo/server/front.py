@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_ID_LENGTH = 128
-
 
 class Front:
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:

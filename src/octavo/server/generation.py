@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 LONG_TEXT = 16 * 1024  # characters: from here on, tokenising takes milliseconds and leaves the event loop
 
 
-async def encode(front: Front, text: str, *, add_special_tokens: bool) -> list[int]:
-    tokenizer = front.llm.tokenizer
-    if len(text) < LONG_TEXT:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+async def encode(front: Front, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """The token ids of each text."""
+
+    def encode_all() -> list[list[int]]:
+        return [front.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    if sum(map(len, texts)) < LONG_TEXT:
+        return encode_all()
+    return await asyncio.to_thread(encode_all)
 
 
 def sampling_params(front: Front, asked: GenerationFields, **decided: Any) -> SamplingParams:

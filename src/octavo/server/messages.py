@@ -8,14 +8,17 @@ from octavo.errors import InvalidRequestError
 from octavo.server.fields import refuse
 from octavo.server.generation import encode
 from octavo.server.protocol import TemplateFields
-from octavo.text.chat_template import encode_chat, require_chat_template
+from octavo.text.chat_template import require_chat_template
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
 
 
 async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens: bool) -> list[int]:
-    """Raises ChatTemplateError where there is no template, or where it refuses the messages."""
+    """Without `add_special_tokens` the template alone decides about BOS.
+
+    Raises ChatTemplateError where there is no template, or where it refuses the messages.
+    """
     if not asked.messages:
         raise InvalidRequestError("messages is missing; it must be a list of at least one message", param="messages")
     check_tools(asked)
@@ -25,9 +28,8 @@ async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens
         continue_final_message=asked.continue_final_message,
         **_template_variables(asked),
     )
-    if add_special_tokens:
-        return await encode(front, text, add_special_tokens=True)
-    return encode_chat(front.llm.tokenizer, text)
+    (token_ids,) = await encode(front, [text], add_special_tokens=add_special_tokens)
+    return token_ids
 
 
 def check_tools(asked: TemplateFields) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import InvalidRequestError
 from octavo.server.errors import AuthenticationError, error_response
-from octavo.server.front import MAX_ID_LENGTH
+from octavo.server.protocol import MAX_ID_LENGTH
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
 

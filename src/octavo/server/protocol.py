@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from octavo.server.fields import Record, anything, boolean, integer, list_of, mapping, nested, string, wire
+from octavo.server.fields import Record, anything, boolean, integer, list_of, mapping, short_string, string, wire
+
+MAX_ID_LENGTH = 128  # characters
 
 _SAMPLING = frozenset(
     {
@@ -91,8 +93,8 @@ class GenerationFields(Record):
 
     model: str | None = wire(string)
     stream: bool = wire(boolean, False)
-    stream_options: StreamOptions | None = wire(nested(StreamOptions))
-    request_id: str | None = wire(string)
+    stream_options: StreamOptions | None = wire(StreamOptions)
+    request_id: str | None = wire(short_string(MAX_ID_LENGTH))
     priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
     cache_salt: str | None = wire(string)
     return_token_ids: bool = wire(boolean, False)

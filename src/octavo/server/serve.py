@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import math
 import os
+import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -27,12 +31,13 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048  # connections that wait for an accept, also while the model loads
 KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which would else meet closed connections
-LAST_WORDS_SECONDS = 5.0  # for the error events after the drain
+LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections are cut
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError."""
-    logging.basicConfig(level=server_config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("octavo").setLevel(server_config.log_level.upper())
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(engine_config, server_config))
 
@@ -116,6 +121,7 @@ async def _serve_app(
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout + LAST_WORDS_SECONDS),
         )
     )
     serving = asyncio.create_task(http.serve([listener]))
@@ -128,8 +134,6 @@ async def _serve_app(
     http.should_exit = True
     await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)
     front.stop()
-    await asyncio.wait((serving,), timeout=LAST_WORDS_SECONDS)
-    http.force_exit = True
     await serving
     return 0
 
@@ -156,9 +160,31 @@ def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None
     _say(llm.info.memory_plan)
     _say(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
     _say(f"ready on {url}; try")
-    body = f'{{"messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "model": "{name}"}}'
-    _say(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-    _say(f"  octavo chat --url {url}")
+    for line in _examples(llm, url, name, with_key=bool(app.state.front.config.api_key)):
+        _say(f"  {line}")
+
+
+def _examples(llm: AsyncLLM, url: str, name: str, *, with_key: bool) -> list[str]:
+    """Lines that work when pasted into a shell."""
+    options = "-H 'Content-Type: application/json'"
+    if with_key:
+        options += ' -H "Authorization: Bearer $OCTAVO_API_KEY"'
+    if llm.chat_template is None:
+        body = json.dumps({"model": name, "prompt": "The sky is blue because"})
+        return [f"curl {url}/v1/completions {options} -d {shlex.quote(body)}"]
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]})
+    return [
+        f"curl {url}/v1/chat/completions {options} -d {shlex.quote(body)}",
+        f"{_program()} chat --url {url}",
+    ]
+
+
+def _program() -> str:
+    """How this program was called."""
+    called = sys.argv[0]
+    if os.path.basename(called) != "octavo":
+        return "python -m octavo"
+    return "octavo" if shutil.which("octavo") == os.path.abspath(called) else shlex.quote(called)
 
 
 def _say(line: str) -> None:

@@ -5,7 +5,6 @@ WHATWG HTML Living Standard, section "Server-sent events". Knows nothing of what
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.errors import OctavoError
-from octavo.server.errors import ClientGoneError, record_of
+from octavo.server.errors import ClientGoneError, log_failure, record_of
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
-
-logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -57,11 +53,10 @@ class EventStream(Response):
         last = b""
         try:
             await self.front.attend(self._send_events(send), receive)
-        except ClientGoneError:
-            return
         except Exception as error:
-            if not isinstance(error, OctavoError):
-                logger.exception("a stream failed")
+            log_failure(scope, error)
+            if isinstance(error, ClientGoneError):
+                return
             last = event(record_of(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 

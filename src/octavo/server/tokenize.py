@@ -27,7 +27,7 @@ async def tokenize(front: Front, request: Request) -> Response:
         raise InvalidRequestError("give one of prompt and messages", param="prompt")
     if asked.prompt is not None:
         add_special_tokens = True if asked.add_special_tokens is None else asked.add_special_tokens
-        token_ids = await encode(front, asked.prompt, add_special_tokens=add_special_tokens)
+        (token_ids,) = await encode(front, [asked.prompt], add_special_tokens=add_special_tokens)
     else:
         token_ids = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens or False)
     record: dict[str, Any] = {
