@@ -88,17 +88,19 @@ Matrix Matrix::random(ThreadPool& pool, int64_t rows, int64_t columns, DType dty
 }
 
 void Matrix::pack_panel(int64_t p, const float* rows) {
+  const auto value = [&](int64_t c, int64_t k) { return k < columns_ ? rows[c * columns_ + k] : 0.0f; };
+  const int64_t padded = num_steps() * step();
   if (dtype_ == DType::kFloat32) {
-    float* out = memory_.as<float>() + p * num_steps() * kColumns;
-    for (int64_t k = 0; k < columns_; ++k)
-      for (int64_t c = 0; c < kColumns; ++c) *out++ = rows[c * columns_ + k];
+    float* out = memory_.as<float>() + p * padded * kColumns;
+    for (int64_t k = 0; k < padded; ++k)
+      for (int64_t c = 0; c < kColumns; ++c) *out++ = value(c, k);
     return;
   }
-  bf16* out = memory_.as<bf16>() + p * num_steps() * kColumns * 2;
-  for (int64_t k = 0; k < columns_; k += 2) {
+  bf16* out = memory_.as<bf16>() + p * padded * kColumns;
+  for (int64_t k = 0; k < padded; k += 2) {
     for (int64_t c = 0; c < kColumns; ++c) {
-      *out++ = to_bf16(rows[c * columns_ + k]);
-      *out++ = k + 1 < columns_ ? to_bf16(rows[c * columns_ + k + 1]) : bf16{0};
+      *out++ = to_bf16(value(c, k));
+      *out++ = to_bf16(value(c, k + 1));
     }
   }
 }

@@ -18,7 +18,7 @@ inline constexpr int kTileRows = 12, kTileVectors = 2;
 // 16 registers of half the width: 3 rows x 1 vector (of two registers), weights and broadcasts.
 inline constexpr int kTileRows = 3, kTileVectors = 1;
 #endif
-inline constexpr int kBlockSteps = 16;
+inline constexpr int64_t kBlockSteps = Matrix::kBlockSteps;
 
 struct Float32Tile {
   using Weight = float;

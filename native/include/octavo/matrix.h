@@ -3,7 +3,8 @@
 //   panel p (32 columns of the product):  [step 0: cols 0-15 | cols 16-31] [step 1: ...] ...
 //   bfloat16: a step is 2 k, a vector [16 columns][2 k];   float32: a step is 1 k, a vector [16 columns]
 //
-// so that a multiply reads strictly ascending addresses. Columns beyond N and a k beyond K are zero.
+// so that a multiply reads strictly ascending addresses. The steps are padded to whole blocks of 16 (64 bytes of packed
+// activations, and the depth of an AMX tile). Columns beyond N and a k beyond K are zero.
 #pragma once
 
 #include <string_view>
@@ -27,6 +28,7 @@ struct MatrixSource {
 class Matrix {
  public:
   static constexpr int64_t kPanelColumns = 32;
+  static constexpr int64_t kBlockSteps = 16;
 
   // Stacks the sources along N. `bias`: N floats, or empty.
   Matrix(ThreadPool& pool, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
@@ -41,7 +43,7 @@ class Matrix {
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
-  int64_t num_steps() const { return divide_up(columns_, step()); }
+  int64_t num_steps() const { return round_up(divide_up(columns_, step()), kBlockSteps); }
   int64_t step() const { return dtype_ == DType::kBFloat16 ? 2 : 1; }
   template <class T>
   const T* panel(int64_t p) const {

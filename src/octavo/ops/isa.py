@@ -10,10 +10,14 @@ from types import ModuleType
 from octavo.errors import ConfigError
 
 # Variant -> the flags of /proc/cpuinfo it needs, best first.
+_V3 = ("avx2", "fma", "f16c", "bmi2")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+_V4_BF16 = (*_V4, "avx512_vnni", "avx512_bf16")
 _REQUIRED: dict[str, tuple[str, ...]] = {
-    "x86_v4_bf16": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "fma"),
-    "x86_v4": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "fma"),
-    "x86_v3": ("avx2", "fma", "f16c", "bmi2"),
+    "amx": (*_V4_BF16, "amx_tile", "amx_bf16"),
+    "x86_v4_bf16": _V4_BF16,
+    "x86_v4": _V4,
+    "x86_v3": _V3,
 }
 
 
@@ -27,9 +31,19 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+@functools.cache
+def _tiles_permitted() -> bool:
+    """Linux gives AMX's tile registers to a process on request; a sandbox may refuse. Lasts for the process."""
+    import ctypes
+
+    request_permission, tile_data, arch_prctl = 0x1023, 18, 158
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
 def available() -> list[str]:
     """The variants that this CPU can run, best first."""
-    return [name for name, needed in _REQUIRED.items() if cpu_flags().issuperset(needed)]
+    names = [name for name, needed in _REQUIRED.items() if cpu_flags().issuperset(needed)]
+    return [name for name in names if name != "amx" or _tiles_permitted()]
 
 
 def load(name: str | None = None) -> ModuleType:

@@ -81,17 +81,29 @@ def _kv_budget(config: EngineConfig, left: int, available: int) -> int:
 
 
 def _wanted_length(config: EngineConfig, model: ModelConfig) -> int:
-    limit = model.max_position_embeddings
-    # Dynamic scaling is made to stretch: it is fixed at load for whatever length is chosen.
-    stretches = model.rope.type in ("dynamic", "longrope")
     if config.max_model_len in (None, "auto"):
-        return limit
+        # Dynamic scaling is fixed at load for the chosen length, and at the original one it scales nothing.
+        return model.max_position_embeddings if model.rope.type == "dynamic" else _longest(model)
     assert isinstance(config.max_model_len, int)
-    if config.max_model_len > limit and not stretches:
+    if config.max_model_len > _longest(model):
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}; the model's own limit is {limit}", param="max_model_len"
+            f"max_model_len is {config.max_model_len}; the model's own limit is {_longest(model)}",
+            param="max_model_len",
         )
     return config.max_model_len
+
+
+def _longest(model: ModelConfig) -> int:
+    """The longest context that the model is made for: scaling by a factor stretches what the config calls its limit
+    (yarn: what it was trained with)."""
+    limit, rope = model.max_position_embeddings, model.rope
+    match rope.type:
+        case "linear" | "dynamic":
+            return int(limit * (rope.factor or 1))
+        case "yarn":
+            return max(limit, int(rope.original_max_position_embeddings * (rope.factor or 1)))
+        case _:
+            return limit
 
 
 def available_memory() -> int:
