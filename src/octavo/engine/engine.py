@@ -41,7 +41,7 @@ class Engine:
 
     def abort(self, request_ids: Iterable[str]) -> list[TokenDelta]:
         """End these requests at once, at any moment. Returns their last words; unknown ids are ignored."""
-        return [_delta(RequestUpdate(request)) for request in self.scheduler.abort(request_ids)]
+        return [as_delta(RequestUpdate(request)) for request in self.scheduler.abort(request_ids)]
 
     def step(self) -> list[TokenDelta]:
         """Compute one step: the news of every request that has any. Does nothing when no request is unfinished."""
@@ -53,7 +53,7 @@ class Engine:
         except Exception as error:
             result = _failed(plan, error)
         updates = self.scheduler.update(plan, result)
-        return [_delta(update) for update in updates]
+        return [as_delta(update) for update in updates]
 
     def stats(self) -> SchedulerStats:
         scheduler, kv = self.scheduler, self.scheduler.kv
@@ -79,7 +79,7 @@ def _failed(plan: StepPlan, error: Exception) -> StepResult:
     return StepResult([RowResult(error=message) for _ in plan.scheduled])
 
 
-def _delta(update: RequestUpdate) -> TokenDelta:
+def as_delta(update: RequestUpdate) -> TokenDelta:
     request = update.request
     return TokenDelta(
         request_id=request.request_id,
