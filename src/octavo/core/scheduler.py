@@ -1,6 +1,7 @@
 """Who computes how many tokens in each step, and what a step's result does to the requests.
 
-Owns the requests from `add` to their end, the waiting queue and the running set; only this file changes a Request.
+Owns the requests from `add` to their end, the waiting queue and the running set. Only this file changes a Request
+(its block hashes apart, which are the KV manager's).
 Knows nothing of block ids (kv_manager.py), of who goes first (policy.py), of tensors and text.
 
 There is no prefill and no decode. Each step hands out a budget of tokens so that `num_computed_tokens` catches up with
