@@ -20,7 +20,7 @@ using Release = nb::call_guard<nb::gil_scoped_release>;
 // (raw bytes, type, rows, row_order): a TensorSource of ops/api.py.
 using Source = std::tuple<Bytes, std::string, int64_t, std::optional<Ints1D>>;
 
-void make_matrix(Matrix* self, ThreadPool& pool, const std::vector<Source>& arrays, int64_t columns,
+void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector<Source>& arrays, int64_t columns,
                  const std::string& dtype, std::optional<Floats1D> bias) {
   std::vector<MatrixSource> sources;
   int64_t total = 0;
@@ -38,7 +38,7 @@ void make_matrix(Matrix* self, ThreadPool& pool, const std::vector<Source>& arra
       bias ? std::vector<float>(bias->data(), bias->data() + bias->size()) : std::vector<float>();
   const DType parsed = parse_dtype(dtype);
   nb::gil_scoped_release release;
-  new (self) Matrix(pool, sources, columns, parsed, std::move(values));
+  new (self) Matrix(pool, arena, sources, columns, parsed, std::move(values));
 }
 
 }  // namespace
@@ -48,14 +48,15 @@ void bind_memory(nb::module_& m) {
       .def(nb::init<int, std::vector<int>>(), nb::arg("num_threads"), nb::arg("cpus") = std::vector<int>())
       .def_prop_ro("size", &ThreadPool::size);
 
+  nb::class_<Arena>(m, "Arena").def(nb::init<>());
+
   nb::class_<Matrix>(m, "Matrix")
-      .def("__init__", make_matrix, nb::arg("pool"), nb::arg("sources"), nb::arg("columns"), nb::arg("dtype"),
-           nb::arg("bias").none())
+      .def("__init__", make_matrix, nb::arg("pool"), nb::arg("arena"), nb::arg("sources"), nb::arg("columns"),
+           nb::arg("dtype"), nb::arg("bias").none())
       .def_static(
           "random",
-          [](ThreadPool& pool, int64_t rows, int64_t columns, const std::string& dtype, uint64_t seed, float scale) {
-            return Matrix::random(pool, rows, columns, parse_dtype(dtype), seed, scale);
-          },
+          [](ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, const std::string& dtype, uint64_t seed,
+             float scale) { return Matrix::random(pool, arena, rows, columns, parse_dtype(dtype), seed, scale); },
           Release())
       .def_prop_ro("shape", [](const Matrix& self) { return std::make_tuple(self.rows(), self.columns()); })
       .def_prop_ro("dtype",

@@ -46,15 +46,15 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-Matrix::Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias)
+Matrix::Matrix(Arena& arena, int64_t rows, int64_t columns, DType dtype, std::vector<float> bias)
     : rows_(rows), columns_(columns), dtype_(dtype), bias_(std::move(bias)) {
   const size_t element = dtype == DType::kBFloat16 ? sizeof(bf16) : sizeof(float);
-  memory_ = Memory(static_cast<size_t>(num_panels() * kColumns * num_steps() * step()) * element);
+  memory_ = arena.allocate(static_cast<size_t>(num_panels() * kColumns * num_steps() * step()) * element);
 }
 
-Matrix::Matrix(ThreadPool& pool, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
+Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
                std::vector<float> bias)
-    : Matrix(total_rows(sources), columns, dtype, std::move(bias)) {
+    : Matrix(arena, total_rows(sources), columns, dtype, std::move(bias)) {
   for_each_panel(pool, num_panels(), columns, [&](int64_t p, float* rows) {
     for (int64_t c = 0; c < kColumns; ++c) {
       float* out = rows + c * columns;
@@ -72,8 +72,9 @@ Matrix::Matrix(ThreadPool& pool, const std::vector<MatrixSource>& sources, int64
   });
 }
 
-Matrix Matrix::random(ThreadPool& pool, int64_t rows, int64_t columns, DType dtype, uint64_t seed, float scale) {
-  Matrix matrix(rows, columns, dtype, {});
+Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, uint64_t seed,
+                      float scale) {
+  Matrix matrix(arena, rows, columns, dtype, {});
   for_each_panel(pool, matrix.num_panels(), columns, [&](int64_t p, float* values) {
     for (int64_t c = 0; c < kColumns; ++c) {
       const int64_t n = p * kColumns + c;
@@ -91,12 +92,12 @@ void Matrix::pack_panel(int64_t p, const float* rows) {
   const auto value = [&](int64_t c, int64_t k) { return k < columns_ ? rows[c * columns_ + k] : 0.0f; };
   const int64_t padded = num_steps() * step();
   if (dtype_ == DType::kFloat32) {
-    float* out = memory_.as<float>() + p * padded * kColumns;
+    float* out = data<float>() + p * padded * kColumns;
     for (int64_t k = 0; k < padded; ++k)
       for (int64_t c = 0; c < kColumns; ++c) *out++ = value(c, k);
     return;
   }
-  bf16* out = memory_.as<bf16>() + p * padded * kColumns;
+  bf16* out = data<bf16>() + p * padded * kColumns;
   for (int64_t k = 0; k < padded; k += 2) {
     for (int64_t c = 0; c < kColumns; ++c) {
       *out++ = to_bf16(value(c, k));

@@ -64,8 +64,7 @@ inline void amx_multiply(int64_t rows, const PairOperand* operands, const bf16* 
   const char* weights = reinterpret_cast<const char*>(panel);
   for (int64_t b = 0; b < num_blocks; ++b, weights += kBlockBytes, operands += rows * kBlockSteps) {
     if (stream) {
-      for (int64_t line = 0; line < kBlockBytes; line += 64)
-        _mm_prefetch(weights + 2 * kBlockBytes + line, _MM_HINT_T0);
+      for (int64_t line = 0; line < kBlockBytes; line += 64) _mm_prefetch(weights + kBlockBytes + line, _MM_HINT_T0);
     }
     _tile_loadd(4, operands, kRowBytes);
     _tile_loadd(6, weights, kPanelStride);

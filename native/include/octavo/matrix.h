@@ -31,15 +31,16 @@ class Matrix {
   static constexpr int64_t kBlockSteps = 16;
 
   // Stacks the sources along N. `bias`: N floats, or empty.
-  Matrix(ThreadPool& pool, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
+  Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
          std::vector<float> bias);
   // Uniform random values in [-scale, scale], the same for the same seed whatever the number of threads.
-  static Matrix random(ThreadPool& pool, int64_t rows, int64_t columns, DType dtype, uint64_t seed, float scale);
+  static Matrix random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, uint64_t seed,
+                       float scale);
 
   int64_t rows() const { return rows_; }        // N
   int64_t columns() const { return columns_; }  // K
   DType dtype() const { return dtype_; }
-  size_t bytes() const { return memory_.bytes(); }
+  size_t bytes() const { return memory_.bytes; }
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
@@ -47,19 +48,23 @@ class Matrix {
   int64_t step() const { return dtype_ == DType::kBFloat16 ? 2 : 1; }
   template <class T>
   const T* panel(int64_t p) const {
-    return memory_.as<T>() + p * num_steps() * kPanelColumns * step();
+    return data<T>() + p * num_steps() * kPanelColumns * step();
   }
   // Row n (K floats) as it was packed: the embedding of token n, where the matrix is an embedding table.
   void row(int64_t n, float* out) const;
 
  private:
-  Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
+  Matrix(Arena& arena, int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
+  template <class T>
+  T* data() const {
+    return static_cast<T*>(memory_.data);
+  }
   void pack_panel(int64_t p, const float* rows_of_panel);
 
   int64_t rows_, columns_;
   DType dtype_;
   std::vector<float> bias_;
-  Memory memory_;
+  Arena::Piece memory_;
 };
 
 }  // namespace octavo

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 namespace octavo {
@@ -9,8 +10,8 @@ namespace octavo {
 class Memory {
  public:
   Memory() = default;
-  explicit Memory(
-      size_t bytes);  // zeroed, 4 KB aligned, in 2 MB pages where the kernel has them; throws std::bad_alloc
+  // Zeroed; from 2 MB on aligned to 2 MB, in pages of that size where the kernel has them. Throws std::bad_alloc.
+  explicit Memory(size_t bytes);
   ~Memory();
   Memory(Memory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -29,6 +30,22 @@ class Memory {
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
+};
+
+// Carves memory for many long-lived objects out of large chunks, so that small ones lie in 2 MB pages too: a stream
+// over 4 KB pages runs at half the speed. A chunk goes back when the last of its pieces does.
+class Arena {
+ public:
+  struct Piece {
+    std::shared_ptr<const Memory> chunk;
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+  Piece allocate(size_t bytes);  // zeroed, 64-byte aligned
+
+ private:
+  std::shared_ptr<const Memory> chunk_;
+  size_t used_ = 0;
 };
 
 // Scratch of the calling thread, at least `bytes`, 64-byte aligned; contents are lost at the next call with the same

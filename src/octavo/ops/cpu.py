@@ -29,6 +29,8 @@ class CpuBackend:
         # More threads than CPUs cannot each have one: leave them to the kernel's scheduler.
         self.pool = self.native.ThreadPool(len(cpus), cpus if len(set(cpus)) == len(cpus) else [])
 
+        self._arena = self.native.Arena()
+
     @property
     def num_threads(self) -> int:
         return int(self.pool.size)
@@ -36,7 +38,7 @@ class CpuBackend:
     def matrix(self, sources: Sequence[TensorSource], dtype: DType, bias: Sequence[TensorSource] = ()) -> Any:
         rows = [(source.data, source.type, source.shape[0], source.row_order) for source in sources]
         values = np.concatenate([self.vector(source) for source in bias]) if bias else None
-        return self.native.Matrix(self.pool, rows, sources[0].shape[1], dtype, values)
+        return self.native.Matrix(self.pool, self._arena, rows, sources[0].shape[1], dtype, values)
 
     def vector(self, source: TensorSource) -> Float32Array:
         values: Float32Array = self.native.decode(source.type, source.data, 1, source.shape[0])[0]
@@ -44,7 +46,7 @@ class CpuBackend:
 
     def random_matrix(self, shape: tuple[int, int], dtype: DType, seed: int) -> Any:
         # Of variance 1 / K, so that activations keep their size from layer to layer.
-        return self.native.Matrix.random(self.pool, *shape, dtype, seed, float(np.sqrt(3 / shape[1])))
+        return self.native.Matrix.random(self.pool, self._arena, *shape, dtype, seed, float(np.sqrt(3 / shape[1])))
 
     def constant(self, values: Float32Array) -> Float32Array:
         return np.ascontiguousarray(values, np.float32)
