@@ -10,6 +10,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "octavo/decode.h"
+#include "octavo/kernels.h"
 #include "octavo/matrix.h"
 #include "octavo/thread_pool.h"
 
@@ -61,6 +62,7 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("shape", [](const Matrix& self) { return std::make_tuple(self.rows(), self.columns()); })
       .def_prop_ro("dtype",
                    [](const Matrix& self) { return self.dtype() == DType::kBFloat16 ? "bfloat16" : "float32"; })
+      .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul)
       .def_prop_ro("bytes", &Matrix::bytes);
 
   nb::class_<KVCache>(m, "KVCache")

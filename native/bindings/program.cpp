@@ -51,6 +51,7 @@ void bind_program(nb::module_& m) {
             self.linear(std::move(name), x, weight, residual ? &*residual : nullptr, out);
           },
           nb::arg("name"), nb::arg("x"), nb::arg("weight"), nb::arg("residual").none(), nb::arg("out"), Keep<4>())
+      .def("linear_silu_mul", &Program::linear_silu_mul, Keep<4>())
       .def(
           "rope",
           [](Program& self, Slice x, ConstFloats2D table, int64_t head_dim, Slice out) {

@@ -62,7 +62,7 @@ double measure_tile(ThreadPool& pool) {
     for (int v = 0; v < V; ++v) weights[v] = panel + v * 16 * Tile::kStep;
     Vec acc[R][V] = {};
     for (int64_t i = 0; i < kRepeats; ++i)
-      multiply_add<Tile, R, V, false>(acc, operands, R * kBlockSteps, weights, 16 * V * Tile::kStep, kSteps);
+      multiply_add<Tile, R, V>(acc, operands, R * kBlockSteps, weights, 16 * V * Tile::kStep, kSteps);
     Vec total = Vec::zero();
     for (auto& row : acc)
       for (const Vec& v : row) total = total + v;

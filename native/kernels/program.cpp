@@ -16,7 +16,8 @@ Program::Program(ThreadPool& pool, int64_t max_tokens, int64_t max_logits, int64
       head_dim_(head_dim) {}
 
 int Program::add_buffer(Domain domain, int64_t columns) {
-  buffers_.push_back({domain, columns, 0});
+  // An odd number of cache lines: rows 4 KB apart would all fall into one set of the L1.
+  buffers_.push_back({domain, columns, round_up(columns, 16) | 16, 0});
   return static_cast<int>(buffers_.size()) - 1;
 }
 
@@ -24,14 +25,14 @@ void Program::allocate() {
   int64_t floats = 0;
   for (auto& buffer : buffers_) {
     buffer.offset = floats;
-    floats += max_rows_[static_cast<int>(buffer.domain)] * round_up(buffer.columns, 16);
+    floats += max_rows_[static_cast<int>(buffer.domain)] * buffer.stride;
   }
   workspace_ = Memory(static_cast<size_t>(floats) * sizeof(float));
 }
 
 View Program::view(Slice slice, int64_t rows) const {
   const Buffer& buffer = buffers_[slice.buffer];
-  return {workspace_.as<float>() + buffer.offset + slice.first, rows, slice.columns, round_up(buffer.columns, 16)};
+  return {workspace_.as<float>() + buffer.offset + slice.first, rows, slice.columns, buffer.stride};
 }
 
 int64_t Program::rows_of(const Run& run, Slice slice) const {
@@ -66,6 +67,16 @@ void Program::linear(std::string name, Slice x, const Matrix& weight, const Slic
         const int64_t rows = rows_of(run, x);
         const View residual_rows = adds ? view(added, rows) : View{};
         octavo::linear(view(x, rows), weight, adds ? &residual_rows : nullptr, view(out, rows), worker);
+      },
+      static_cast<int64_t>(weight.bytes()), weight.rows() * weight.columns());
+}
+
+void Program::linear_silu_mul(std::string name, Slice x, const Matrix& weight, Slice out) {
+  push(
+      "linear_silu_mul", std::move(name), domain(out),
+      [=, this, &weight](const Run& run, Worker worker) {
+        const int64_t rows = rows_of(run, x);
+        octavo::linear_silu_mul(view(x, rows), weight, view(out, rows), worker);
       },
       static_cast<int64_t>(weight.bytes()), weight.rows() * weight.columns());
 }

@@ -60,9 +60,7 @@ void silu_mul(View gate_up, View out, Worker worker) {
     const float *gate = gate_up.row(t), *up = gate + out.columns;
     for (int64_t k = 0; k < out.columns; k += 16) {
       const int n = static_cast<int>(std::min<int64_t>(16, out.columns - k));
-      const Vec g = Vec::load(gate + k, n);
-      const Vec silu = g / (Vec::set1(1.0f) + exp(Vec::zero() - g));
-      (silu * Vec::load(up + k, n)).store(out.row(t) + k, n);
+      (silu(Vec::load(gate + k, n)) * Vec::load(up + k, n)).store(out.row(t) + k, n);
     }
   }
 }

@@ -50,8 +50,8 @@ class AmxSession {
 
 // out [rows][32] = operands [blocks][rows][16] * panel; `out` has room for kAmxRows rows, and the memory behind the
 // operands may be read as far.
-inline void amx_multiply(int64_t rows, const PairOperand* operands, const bf16* panel, int64_t num_blocks, bool stream,
-                         float* out) {
+inline void amx_multiply(int64_t rows, const PairOperand* operands, const bf16* panel, int64_t num_blocks,
+                         Prefetch prefetch, float* out) {
   constexpr int kColumns = static_cast<int>(Matrix::kPanelColumns);
   constexpr int kPanelStride = kColumns * 2 * sizeof(bf16);  // bytes from step to step
   constexpr int kRowBytes = kBlockSteps * sizeof(PairOperand);
@@ -63,9 +63,8 @@ inline void amx_multiply(int64_t rows, const PairOperand* operands, const bf16* 
   _tile_zero(3);
   const char* weights = reinterpret_cast<const char*>(panel);
   for (int64_t b = 0; b < num_blocks; ++b, weights += kBlockBytes, operands += rows * kBlockSteps) {
-    if (stream) {
-      for (int64_t line = 0; line < kBlockBytes; line += 64) _mm_prefetch(weights + kBlockBytes + line, _MM_HINT_T0);
-    }
+    for (int64_t line = 0; line < kBlockSteps * prefetch.bytes_per_step; line += 64)
+      __builtin_prefetch(prefetch.from + b * kBlockSteps * prefetch.bytes_per_step + line, 0, 2);
     _tile_loadd(4, operands, kRowBytes);
     _tile_loadd(6, weights, kPanelStride);
     _tile_loadd(7, weights + 64, kPanelStride);

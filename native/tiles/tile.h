@@ -63,25 +63,31 @@ void pack_rows(const float* x, int64_t stride, int64_t rows, int64_t columns, ty
   }
 }
 
+// What to fetch into the caches while a panel is multiplied: `bytes_per_step` from `from` on in each step.
+struct Prefetch {
+  const char* from = nullptr;
+  int64_t bytes_per_step = 0;
+
+  void step(int64_t s) const {
+    const char* line = from + s * bytes_per_step;
+    for (int64_t b = 0; b < bytes_per_step; b += 64) __builtin_prefetch(line + b, 0, 3);
+  }
+};
+
 // acc[r][v] += operands of row r * weights of vector v, over steps [0, steps). Vector v of step s stands at
 // weights[v] + s * weight_stride, the operand of row r at operands[s / 16 * block_stride + r * 16 + s % 16].
-// `kStream`: the weights come from memory for this one use, so fetch them ahead.
-template <class Tile, int R, int V, bool kStream>
+template <class Tile, int R, int V>
 [[gnu::always_inline]] inline void multiply_add(Vec (&acc)[R][V], const typename Tile::Operand* operands,
                                                 int64_t block_stride, const typename Tile::Weight* const (&weights)[V],
-                                                int64_t weight_stride, int64_t steps) {
-  // Measured on Zen 4: 1 to 8 KB alike, none up to 10 % slower; on Sapphire Rapids: 0.5 to 2 KB best, by as much.
-  constexpr int64_t kAhead = 2048 / sizeof(typename Tile::Weight);
+                                                int64_t weight_stride, int64_t steps, Prefetch prefetch = {}) {
   for (int64_t begin = 0; begin < steps; begin += kBlockSteps, operands += block_stride) {
     const int64_t end = std::min<int64_t>(begin + kBlockSteps, steps);
     const typename Tile::Operand* a = operands;
     for (int64_t s = begin; s < end; ++s, ++a) {
+      prefetch.step(s);
       typename Tile::Weights w[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) {
-        w[v] = Tile::load(weights[v] + s * weight_stride);
-        if constexpr (kStream) __builtin_prefetch(weights[v] + s * weight_stride + kAhead, 0, 3);
-      }
+      for (int v = 0; v < V; ++v) w[v] = Tile::load(weights[v] + s * weight_stride);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4

@@ -42,4 +42,6 @@ inline Vec exp(Vec x) {
   return scale2(fma(p, r * r, r + Vec::set1(1.0f)), n);
 }
 
+inline Vec silu(Vec x) { return x / (Vec::set1(1.0f) + exp(Vec::zero() - x)); }
+
 }  // namespace octavo

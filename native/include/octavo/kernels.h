@@ -15,6 +15,11 @@ void rms_norm(View x, const float* weight, float eps, View out, Worker worker);
 // out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
 void linear(View x, const Matrix& weight, const View* residual, View out, Worker worker);
 
+// out = silu_mul(linear(x, weight)), to the bit, without writing the product. Both halves of the matrix must be whole
+// panels: can_fuse_silu_mul.
+bool can_fuse_silu_mul(const Matrix& weight);
+void linear_silu_mul(View x, const Matrix& weight, View out, Worker worker);
+
 // In place where out.data == x.data. `table`: [max_positions, rotary_dim].
 void rope(View x, const int32_t* positions, const float* table, int64_t rotary_dim, int64_t head_dim, View out,
           Worker worker);

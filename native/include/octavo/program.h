@@ -52,6 +52,7 @@ class Program {
   void embedding(const Matrix& table, Slice out);
   void rms_norm(std::string name, Slice x, const float* weight, float eps, Slice out);
   void linear(std::string name, Slice x, const Matrix& weight, const Slice* residual, Slice out);
+  void linear_silu_mul(std::string name, Slice x, const Matrix& weight, Slice out);
   void rope(Slice x, const float* table, int64_t rotary_dim, int64_t head_dim, Slice out);
   void write_kv(Slice k, Slice v, const KVCache& cache);
   // rope of q in place, rope of k in place, then k and v into the cache.
@@ -74,6 +75,7 @@ class Program {
   struct Buffer {
     Domain domain;
     int64_t columns;
+    int64_t stride;  // floats from row to row
     int64_t offset;  // floats from the start of the workspace
   };
 

@@ -7,7 +7,7 @@ from octavo.runtime.trace import Node, Value
 
 
 def fuse(nodes: list[Node]) -> list[Node]:
-    return fuse_rope_write_kv(fuse_residual_add(nodes))
+    return fuse_rope_write_kv(fuse_silu_mul(fuse_residual_add(nodes)))
 
 
 def count_uses(nodes: list[Node]) -> dict[Value, int]:
@@ -33,6 +33,26 @@ def fuse_residual_add(nodes: list[Node]) -> list[Node]:
             and uses[node.inputs[1]] == 1
         ):
             fused[-1] = Node("linear_add", (*product.inputs, node.inputs[0]), node.output, product.constants)
+        else:
+            fused.append(node)
+    return fused
+
+
+def fuse_silu_mul(nodes: list[Node]) -> list[Node]:
+    """linear, then silu_mul of it -> linear_silu_mul: the product of twice the width is never written."""
+    uses = count_uses(nodes)
+    fused: list[Node] = []
+    for node in nodes:
+        product = fused[-1] if fused else None
+        if (
+            node.op == "silu_mul"
+            and product is not None
+            and product.op == "linear"
+            and product.output is node.inputs[0]
+            and uses[node.inputs[0]] == 1
+            and product.constants["weight"].can_fuse_silu_mul
+        ):
+            fused[-1] = Node("linear_silu_mul", product.inputs, node.output, product.constants)
         else:
             fused.append(node)
     return fused

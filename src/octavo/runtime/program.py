@@ -103,6 +103,8 @@ class ProgramExecutor:
             case "linear" | "linear_add":
                 weight, residual = constants["weight"], inputs[1] if node.op == "linear_add" else None
                 native.linear(self._name(weight), inputs[0], weight, residual, out)
+            case "linear_silu_mul":
+                native.linear_silu_mul(self._name(constants["weight"]), inputs[0], constants["weight"], out)
             case "rope":
                 native.rope(inputs[0], constants["table"], constants["head_dim"], out)
             case "write_kv":
