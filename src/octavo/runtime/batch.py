@@ -1,6 +1,13 @@
-"""A plan's integers as arrays: what the ops read in one step. Knows blocks and positions; knows no tensor of floats."""
+"""A plan's integers as arrays: what the ops read in one step. Knows blocks and positions; knows no tensor of floats.
+
+Built in `array.array`s, one row after the other: a decoding step has few integers, and a dozen NumPy calls on them
+would cost more than the loop.
+"""
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,45 +16,53 @@ from octavo.ops.api import Batch, Int32Array
 
 
 def make_batch(plan: StepPlan, block_size: int) -> Batch:
-    """The Batch of a plan; token rows in the plan's order, `logit_rows` as `wanted_rows` lists them."""
-    rows = plan.scheduled
-    counts = np.fromiter((row.num_tokens for row in rows), np.int32, len(rows))
-    starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
-    query_start = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(counts, out=query_start[1:])
-    # positions[t] = start of t's request + t's place among that request's rows
-    positions = np.arange(query_start[-1], dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)
-    block_tables = np.zeros((len(rows), max(len(row.block_table) for row in rows)), np.int32)
-    token_ids = np.empty(len(positions), np.int32)
-    logit_rows: list[Int32Array] = []
-    for r, row in enumerate(rows):
-        # np.array copies: the scheduler appends to both, which an outstanding view would forbid.
-        block_tables[r, : len(row.block_table)] = np.array(row.block_table, np.int32)
-        tokens = np.frombuffer(row.request.token_ids, np.int32, row.num_tokens, 4 * row.start)
-        token_ids[query_start[r] : query_start[r + 1]] = tokens
-        logit_rows.append(query_start[r] + wanted_rows(row))
-    owners = np.repeat(np.arange(len(rows)), counts)
-    blocks = block_tables[owners, positions // block_size]
+    """The Batch of a plan; token rows in the plan's order, `logit_rows` those that `wanted_rows` lists."""
+    token_ids, positions, slot_mapping = array("i"), array("i"), array("i")
+    query_start, seq_lens, logit_rows = array("i", [0]), array("i"), array("i")
+    for row in plan.scheduled:
+        start, end = row.start, row.start + row.num_tokens
+        token_ids += row.request.token_ids[start:end]
+        positions.extend(range(start, end))
+        _extend_slots(slot_mapping, row.block_table, start, end, block_size)
+        first = query_start[-1]
+        logit_rows.extend(first + i for i in wanted_rows(row))
+        query_start.append(first + row.num_tokens)
+        seq_lens.append(end)
     return Batch(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=blocks * np.int32(block_size) + positions % np.int32(block_size),
-        query_start=query_start,
-        seq_lens=starts + counts,
-        block_tables=block_tables,
-        logit_rows=np.concatenate(logit_rows).astype(np.int32, copy=False),
+        token_ids=_view(token_ids),
+        positions=_view(positions),
+        slot_mapping=_view(slot_mapping),
+        query_start=_view(query_start),
+        seq_lens=_view(seq_lens),
+        block_tables=_stack([row.block_table for row in plan.scheduled]),
+        logit_rows=_view(logit_rows),
     )
 
 
-def wanted_rows(row: ScheduledRequest) -> Int32Array:
+def wanted_rows(row: ScheduledRequest) -> Sequence[int]:
     """Which of a request's rows need logits, counted from its first: those that score a prompt token, where asked for
     (the row at position p scores the token at p + 1), then the one that samples."""
-    last = [row.num_tokens - 1] if row.samples else []
-    return np.array([*range(num_scored(row)), *last], np.int32)
+    last = row.num_tokens - 1
+    num_scored = 0
+    if row.request.params.prompt_logprobs is not None:
+        num_scored = max(0, min(row.start + row.num_tokens, row.request.num_prompt_tokens - 1) - row.start)
+    return (*range(num_scored), last) if row.samples else range(num_scored)
 
 
-def num_scored(row: ScheduledRequest) -> int:
-    """How many of the row's first tokens predict a prompt token whose logprob the request wants."""
-    if row.request.params.prompt_logprobs is None:
-        return 0
-    return max(0, min(row.start + row.num_tokens, row.request.num_prompt_tokens - 1) - row.start)
+def _extend_slots(slots: array[int], block_table: Sequence[int], start: int, end: int, block_size: int) -> None:
+    """Where tokens start … end - 1 go, block by block."""
+    for block in range(start // block_size, (end - 1) // block_size + 1):
+        # Position p of this block lies at slot p + shift.
+        shift = (block_table[block] - block) * block_size
+        slots.extend(range(max(start, block * block_size) + shift, min(end, (block + 1) * block_size) + shift))
+
+
+def _stack(block_tables: list[array[int]]) -> Int32Array:
+    """[R, longest], padded with zeros."""
+    num_bytes = 4 * max(map(len, block_tables))
+    padded = b"".join([table.tobytes().ljust(num_bytes, b"\0") for table in block_tables])
+    return np.frombuffer(padded, np.int32).reshape(len(block_tables), -1)
+
+
+def _view(values: array[int]) -> Int32Array:
+    return np.frombuffer(values, np.int32)

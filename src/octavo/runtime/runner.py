@@ -6,7 +6,6 @@ the plan's, how to sample is the sampler's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from octavo.core.plan import RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.errors import RequestFailedError
 from octavo.ops.api import Batch, Float32Array
-from octavo.runtime.batch import make_batch, num_scored
+from octavo.runtime.batch import make_batch, wanted_rows
 from octavo.runtime.program import MAX_LOGITS
 from octavo.sampling.sampler import Sampler
 
@@ -25,14 +24,6 @@ class Executor(Protocol):
     def run(self, batch: Batch) -> None: ...
 
     def logits(self, first: int, count: int) -> Float32Array: ...
-
-
-@dataclass(slots=True, frozen=True)
-class _LogitRow:
-    """Whose logits a row of the step is, and what for."""
-
-    index: int  # of the request in the plan
-    target: int | None  # the prompt token to score; None: sample
 
 
 class Runner:
@@ -46,44 +37,47 @@ class Runner:
         batch = make_batch(plan, self.block_size)
         self.executor.run(batch)
         result = StepResult([RowResult() for _ in plan.scheduled])
-        wanted = [row for i, scheduled in enumerate(plan.scheduled) for row in _logit_rows(i, scheduled)]
-        for first in range(0, len(wanted), MAX_LOGITS):
-            chunk = wanted[first : first + MAX_LOGITS]
+        # Logit row i belongs to request owners[i] of the plan.
+        owners = [(r, i) for r, row in enumerate(plan.scheduled) for i in wanted_rows(row)]
+        for first in range(0, len(owners), MAX_LOGITS):
+            chunk = owners[first : first + MAX_LOGITS]
             self._read_logits(self.executor.logits(first, len(chunk)), chunk, plan, result)
         return result
 
-    def _read_logits(self, logits: Float32Array, chunk: list[_LogitRow], plan: StepPlan, result: StepResult) -> None:
-        """Scores and samples the rows of `logits` [len(chunk), vocab], and files what comes of them."""
-        scored = [i for i, row in enumerate(chunk) if row.target is not None]
-        sampled = [i for i, row in enumerate(chunk) if row.target is None]
-        for index in dict.fromkeys(chunk[i].index for i in scored):  # each request has its own number of logprobs
-            rows = [i for i in scored if chunk[i].index == index]
-            self._score(logits[rows], [chunk[i] for i in rows], plan.scheduled[index], result.rows[index])
+    def _read_logits(
+        self, logits: Float32Array, owners: list[tuple[int, int]], plan: StepPlan, result: StepResult
+    ) -> None:
+        """Scores and samples the rows of `logits` [len(owners), vocab], and files what comes of them."""
+        scored: dict[int, list[int]] = {}  # request -> its rows of `logits` that score a prompt token
+        sampled: list[int] = []
+        for i, (r, token_row) in enumerate(owners):
+            scheduled = plan.scheduled[r]
+            if scheduled.samples and token_row == scheduled.num_tokens - 1:
+                sampled.append(i)
+            else:
+                scored.setdefault(r, []).append(i)
+        for r, rows in scored.items():  # each request has its own number of logprobs
+            targets = [plan.scheduled[r].start + owners[i][1] + 1 for i in rows]
+            self._score(logits[rows], targets, plan.scheduled[r], result.rows[r])
         if not sampled:
             return
         if scored:
             logits = np.ascontiguousarray(logits[sampled])
-        tokens = self.sampler.sample(logits, [plan.scheduled[chunk[i].index] for i in sampled])
+        tokens = self.sampler.sample(logits, [plan.scheduled[owners[i][0]] for i in sampled])
         for i, token in zip(sampled, tokens, strict=True):
-            row = result.rows[chunk[i].index]
+            row = result.rows[owners[i][0]]
             row.token_id, row.logprobs, row.error = token.token_id, token.logprobs, row.error or token.error
 
-    def _score(
-        self, logits: Float32Array, rows: list[_LogitRow], scheduled: ScheduledRequest, result: RowResult
-    ) -> None:
+    def _score(self, logits: Float32Array, targets: list[int], scheduled: ScheduledRequest, result: RowResult) -> None:
+        """What row i of `logits` says of the prompt token at position targets[i]."""
         source = scheduled.request.source
         assert source.params.prompt_logprobs is not None
-        targets = [row.target for row in rows if row.target is not None]
         try:
             result.prompt_logprobs += self.sampler.prompt_logprobs(
-                logits, targets, source.params.prompt_logprobs, num_vocab_tokens=source.num_vocab_tokens
+                logits,
+                [source.prompt_token_ids[position] for position in targets],
+                source.params.prompt_logprobs,
+                num_vocab_tokens=source.num_vocab_tokens,
             )
         except RequestFailedError as error:  # logits that are no numbers: this request's misfortune alone
             result.error = error.message
-
-
-def _logit_rows(index: int, scheduled: ScheduledRequest) -> list[_LogitRow]:
-    """In the order of batch.wanted_rows."""
-    tokens, start = scheduled.request.token_ids, scheduled.start
-    rows = [_LogitRow(index, tokens[start + i + 1]) for i in range(num_scored(scheduled))]
-    return [*rows, _LogitRow(index, None)] if scheduled.samples else rows
