@@ -17,6 +17,7 @@ from engine.test_client import COMMAND, is_running, pid_of
 from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig
 from octavo.engine.client import ProcessClient
+from octavo.engine.messages import TokenDelta
 from octavo.errors import CheckpointError, EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.request import RequestOutput, SamplingParams
 from support.fake_runner import FakeRunner, expected_answer, make_engine, make_request
@@ -120,7 +121,7 @@ async def test_closing_the_generator_aborts():
         async with aclosing(outputs):
             await anext(outputs)
             assert llm.num_unfinished == 1
-        assert client.aborted == ["mine"]
+        assert client.aborted == ["mine#0"]
         assert llm.num_unfinished == 0 and not client.engine.has_unfinished
         assert counted(llm, "request_success_total", finished_reason="abort") == 1
 
@@ -133,7 +134,7 @@ async def test_cancelling_a_queued_request_aborts():
             await asyncio.sleep(0)
         queued.cancel()
         await asyncio.wait((queued,))
-        assert client.aborted == ["b-0", "b-1"]
+        assert client.aborted == ["b#1", "b#2"]
         assert (await running)[-1].outputs[0].finish_reason == "length"
 
 
@@ -146,7 +147,7 @@ async def test_abort_by_id_ends_the_stream():
         await llm.abort("a")
         last = (await task)[-1]
         assert last.finished and last.outputs[0].finish_reason == "abort"
-        assert client.aborted == ["a"]
+        assert client.aborted == ["a#0"]
 
 
 async def test_a_stop_string_ends_the_request_in_the_engine():
@@ -157,7 +158,7 @@ async def test_a_stop_string_ends_the_request_in_the_engine():
         assert stopped.text == plain.text[: plain.text.index(word)]
         assert stopped.token_ids == plain.token_ids[: len(stopped.token_ids)]
         assert (stopped.finish_reason, stopped.stop_reason) == ("stop", word)
-        assert client.aborted == ["s"] and not client.engine.has_unfinished
+        assert client.aborted == ["s#1"] and not client.engine.has_unfinished
 
 
 async def test_an_id_in_use_gets_another():
@@ -169,9 +170,31 @@ async def test_an_id_in_use_gets_another():
         ):
             assert (await anext(first)).request_id == "a-0"
             assert (await anext(second)).request_id.startswith("a-0-")
-            # The samples of a request "a" would be a-0 and a-1.
-            outputs = await collect(llm, [1], "a", n=2, max_tokens=2)
-            assert outputs[-1].request_id.startswith("a-") and outputs[-1].finished
+
+
+async def test_old_news_do_not_reach_the_next_request_of_the_same_name():
+    async with local() as (llm, client):
+        asked = {"seed": 3, "max_tokens": 8, "ignore_eos": True}
+        alone = (await collect(llm, [2], "same", **asked))[-1].outputs[0].token_ids
+        # As with an engine in another process: it has computed a step more before it learns of an abort.
+        late: list[TokenDelta] = []
+        abort, receive = client.abort, client.receive
+
+        def abort_late(request_ids: list[str]) -> None:
+            late.extend(client.engine.step())
+            abort(request_ids)
+
+        async def receive_late() -> list[TokenDelta]:
+            deltas = await receive()
+            news = [*late, *deltas]
+            late.clear()
+            return news
+
+        client.abort, client.receive = abort_late, receive_late  # type: ignore[method-assign]
+        params = SamplingParams(max_tokens=100, seed=1, ignore_eos=True)
+        async with aclosing(llm.generate([1], params, "same")) as outputs:
+            await anext(outputs)
+        assert (await collect(llm, [2], "same", **asked))[-1].outputs[0].token_ids == alone
 
 
 async def test_wrong_requests_raise_at_once():
@@ -184,13 +207,13 @@ async def test_wrong_requests_raise_at_once():
 async def test_a_failing_row_fails_alone():
     async with local() as (llm, client):
         assert isinstance(client.engine.runner, FakeRunner)
-        client.engine.runner.failing.add("bad-1")
+        client.engine.runner.failing.add("bad#1")
         bad = asyncio.create_task(collect(llm, [1], "bad", n=2, max_tokens=50, ignore_eos=True))
         good = asyncio.create_task(collect(llm, [1], "good", max_tokens=50, ignore_eos=True))
         with pytest.raises(RequestFailedError, match="no token is allowed"):
             await bad
         assert len((await good)[-1].outputs[0].token_ids) == 50
-        assert client.aborted == ["bad-0"]
+        assert client.aborted == ["bad#0"]
         assert counted(llm, "request_success_total", finished_reason="error") == 1
 
 
@@ -225,7 +248,7 @@ async def test_ready():
         assert client.stats.num_steps == num_steps  # a young token is proof enough
         llm._last_token_time = 0.0
         assert isinstance(client.engine.runner, FakeRunner)
-        client.engine.runner.failing.add("ready")
+        client.engine.runner.failing.add("ready#1")
         assert not await llm.is_ready()
         client.engine.step = lambda: []  # type: ignore[method-assign]
         assert not await llm.is_ready(timeout=0.05)

@@ -124,7 +124,7 @@ def test_a_wrong_prompt_stops_the_batch_before_it_runs():
 
 def test_a_failing_request_says_why(caplog):
     llm = make_llm()
-    runner_of(llm).failing.add("1")
+    runner_of(llm).failing.add("1#1")
     outputs = llm.generate([[1], [1]], SamplingParams(max_tokens=5, ignore_eos=True))
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error"]
     assert [output.error for output in outputs] == [None, "no token is allowed"]

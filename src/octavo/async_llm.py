@@ -132,7 +132,7 @@ class AsyncLLM:
         if self._death is not None:
             raise EngineDeadError(self._death.message)
         processed = self._inputs.process(
-            self._free_id(request_id, sampling_params.n),
+            self._free_id(request_id),
             prompt,
             sampling_params,
             priority=priority,
@@ -184,12 +184,10 @@ class AsyncLLM:
         self._die("octavo is closed")
         await self._client.close()
 
-    def _free_id(self, wanted: str | None, n: int) -> str:
-        """`wanted`, or a new id made from it where it or one of its samples' ids is in use."""
+    def _free_id(self, wanted: str | None) -> str:
+        """`wanted`, or a new id made from it where it is in use."""
         request_id = wanted or uuid.uuid4().hex
-        while request_id in self._streams or any(
-            self._outputs.is_live(sample_id) for sample_id in (request_id, *(f"{request_id}-{i}" for i in range(n)))
-        ):
+        while request_id in self._streams:
             request_id = f"{wanted or 'request'}-{uuid.uuid4().hex}"
         return request_id
 

@@ -83,7 +83,7 @@ class EngineRequest:
     """One sample of one prompt on its way into the engine (n > 1 is n of these): all that decides its bytes.
 
     `seed` is already resolved; sample `sample_index` of it draws its random numbers from (seed, sample_index,
-    position). `eos_token_ids` end the request unless `params.ignore_eos`.
+    position). `eos_token_ids` end the request unless `params.ignore_eos`. `request_id` is unique for the engine's life.
     """
 
     request_id: str

@@ -25,8 +25,8 @@ def processor(**changes: Any) -> InputProcessor:
     return InputProcessor(small_tokenizer(), dataclasses.replace(info, **options.pop("info", {})), **options)
 
 
-def process(prompt: Any, processor: InputProcessor = processor(), **params: Any) -> Any:  # noqa: B008
-    return processor.process("r", prompt, SamplingParams(**params))
+def process(prompt: Any, own: InputProcessor | None = None, **params: Any) -> Any:
+    return (own or processor()).process("r", prompt, SamplingParams(**params))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def process(prompt: Any, processor: InputProcessor = processor(), **params: Any)
 def test_every_form_of_prompt(prompt):
     processed = process(prompt, max_tokens=3, seed=5)
     (sample,) = processed.samples
-    assert processed.request_id == sample.request_id == "r"
+    assert (processed.request_id, sample.request_id.partition("#")[0]) == ("r", "r")
     assert processed.prompt == (None if "Hello world" not in str(prompt) else "Hello world")
     assert sample.prompt_token_ids == [7, 8, 9, 10]
     assert all(type(token_id) is int for token_id in sample.prompt_token_ids)
@@ -160,7 +160,7 @@ def test_the_callers_params_stay_as_they_are():
 
 def test_n_samples_share_all_but_their_index():
     processed = process([1, 2], n=3, max_tokens=2)
-    assert [sample.request_id for sample in processed.samples] == ["r-0", "r-1", "r-2"]
+    assert [sample.request_id for sample in processed.samples] == ["r#0", "r#1", "r#2"]
     assert [sample.sample_index for sample in processed.samples] == [0, 1, 2]
     assert len({sample.seed for sample in processed.samples}) == 1
 

@@ -101,11 +101,11 @@ def run(metrics: Metrics, *deltas: dict[str, Any], **params: Any) -> OutputProce
 def test_a_request():
     metrics = Metrics("m", INFO)
     first = {
-        "request_id": "r",
+        "request_id": "r#0",
         "token_ids": [1],
         "first_scheduled_time": 1.0,
     }  # a clock was set back
-    last = {"request_id": "r", "token_ids": [2, 3], "finish_reason": FinishReason.LENGTH, "num_preemptions": 2}
+    last = {"request_id": "r#0", "token_ids": [2, 3], "finish_reason": FinishReason.LENGTH, "num_preemptions": 2}
     run(metrics, first, last, max_tokens=3)
     assert value(metrics, "prompt_tokens_total") == 3
     assert value(metrics, "generation_tokens_total") == 3
@@ -133,7 +133,7 @@ def test_a_request():
 
 def test_a_request_that_never_ran():
     metrics = Metrics("m", INFO)
-    run(metrics, {"request_id": "r", "finish_reason": FinishReason.ERROR, "error": "boom"})
+    run(metrics, {"request_id": "r#0", "finish_reason": FinishReason.ERROR, "error": "boom"})
     assert value(metrics, "request_success_total", finished_reason="error") == 1
     assert value(metrics, "e2e_request_latency_seconds_count") == 1
     assert value(metrics, "request_queue_time_seconds_count") == 0
@@ -142,7 +142,7 @@ def test_a_request_that_never_ran():
 
 def test_samples_count_as_requests_and_n_once():
     metrics = Metrics("m", INFO)
-    ends = [{"request_id": f"r-{i}", "token_ids": [1], "finish_reason": FinishReason.STOP} for i in range(3)]
+    ends = [{"request_id": f"r#{i}", "token_ids": [1], "finish_reason": FinishReason.STOP} for i in range(3)]
     run(metrics, *ends, n=3)
     assert value(metrics, "request_success_total", finished_reason="stop") == 3
     assert (value(metrics, "request_params_n_count"), value(metrics, "request_params_n_sum")) == (1, 3)

@@ -27,7 +27,7 @@ class Bench:
         self.request: RequestState = self.outputs.add(inputs.process("r", "Hel", SamplingParams(seed=1, **params)))
         self.to_abort: list[str] = []
 
-    def feed(self, *token_ids: int, id: str = "r", logprobs: list[float] | None = None, **fields: Any) -> None:
+    def feed(self, *token_ids: int, id: str = "r#0", logprobs: list[float] | None = None, **fields: Any) -> None:
         wire = (
             None if logprobs is None else [TokenLogprobs([t], [p], 1) for t, p in zip(token_ids, logprobs, strict=True)]
         )
@@ -114,10 +114,10 @@ def test_a_stop_string_ends_the_request(include, text, num_kept):
         [-1.0, -2.0, -4.0][:num_kept]
     )
     assert output.cumulative_logprob == sum([-1.0, -2.0, -4.0][:num_kept])
-    assert bench.to_abort == ["r"]
+    assert bench.to_abort == ["r#0"]
     bench.feed(LD)  # the engine was already at the next token
     assert bench.take() is None
-    assert bench.to_abort == ["r"]
+    assert bench.to_abort == ["r#0"]
 
 
 def test_a_stop_string_on_the_last_token_beats_length():
@@ -174,13 +174,13 @@ def test_prompt_logprobs_begin_with_none():
 
 def test_n_samples_make_one_output():
     bench = Bench(n=2)
-    bench.feed(A, id="r-1", num_cached_tokens=0)
+    bench.feed(A, id="r#1", num_cached_tokens=0)
     assert [output.text for output in bench.take() or []] == ["", "a"]
-    bench.feed(B, id="r-0", finish_reason=LENGTH, num_cached_tokens=0)
+    bench.feed(B, id="r#0", finish_reason=LENGTH, num_cached_tokens=0)
     output = bench.request.take_output()
     assert output is not None and not output.finished and output.seed == 1
     assert [(o.index, o.text, o.finish_reason) for o in output.outputs] == [(0, "b", "length"), (1, "a", None)]
-    bench.feed(C, id="r-1", finish_reason=LENGTH)
+    bench.feed(C, id="r#1", finish_reason=LENGTH)
     output = bench.request.take_output()
     assert output is not None and output.finished
     assert [o.text for o in output.outputs] == ["b", "ac"]
@@ -188,18 +188,18 @@ def test_n_samples_make_one_output():
 
 def test_deltas_of_n_samples_name_those_that_have_news():
     bench = Bench(n=2, output_kind="delta")
-    bench.feed(A, id="r-1")
+    bench.feed(A, id="r#1")
     assert [(o.index, o.text) for o in bench.take() or []] == [(1, "a")]
-    bench.feed(B, id="r-0")
+    bench.feed(B, id="r#0")
     assert [(o.index, o.text) for o in bench.take() or []] == [(0, "b")]
 
 
 def test_abort_ends_what_still_lives():
     bench = Bench(n=2)
-    bench.feed(A, id="r-0", finish_reason=LENGTH)
+    bench.feed(A, id="r#0", finish_reason=LENGTH)
     news = bench.outputs.abort(bench.request)
-    assert news.to_abort == ["r-1"]
-    assert [sample.source.request_id for sample in news.finished] == ["r-1"]
+    assert news.to_abort == ["r#1"]
+    assert [sample.source.request_id for sample in news.finished] == ["r#1"]
     output = bench.request.take_output()
     assert output is not None and output.finished
     assert [o.finish_reason for o in output.outputs] == ["length", "abort"]
@@ -223,14 +223,14 @@ def test_an_error_from_the_engine():
 def test_a_detokenizer_that_fails_ends_its_request_alone(caplog, monkeypatch):
     bench = Bench(n=2)
     monkeypatch.setattr(bench.request.samples[0]._detokenizer, "append", lambda token_ids: 1 / 0)
-    bench.feed(A, id="r-0")
-    bench.feed(A, id="r-1", finish_reason=LENGTH)
+    bench.feed(A, id="r#0")
+    bench.feed(A, id="r#1", finish_reason=LENGTH)
     output = bench.request.take_output()
     assert output is not None and output.finished
     assert [o.finish_reason for o in output.outputs] == ["error", "length"]
     assert output.error == "ZeroDivisionError: division by zero"
-    assert bench.to_abort == ["r-0"]
-    assert "r-0 failed" in caplog.text
+    assert bench.to_abort == ["r#0"]
+    assert "r#0 failed" in caplog.text
 
 
 def test_times_and_figures():

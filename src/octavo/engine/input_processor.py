@@ -7,6 +7,7 @@ ids) and the fan-out of n. It knows no text after the prompt and no engine beyon
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 import secrets
 import time
@@ -57,7 +58,11 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Raises InvalidRequestError (ContextLengthError for lengths) before anything has reached the engine."""
+    """Raises InvalidRequestError (ContextLengthError for lengths) before anything has reached the engine.
+
+    Each sample gets an engine request id that no other ever has, whatever ids callers choose: news of a request that
+    ended here may still be on their way when its caller's next one, of the same name, has begun.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class InputProcessor:
         self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < info.vocab_size]
         self._max_logprobs = max_logprobs
         self._next_seed = next_seed
+        self._sample_numbers = itertools.count()
 
     def process(
         self,
@@ -102,7 +108,7 @@ class InputProcessor:
         arrival_time = time.time()
         samples = [
             EngineRequest(
-                request_id=request_id if params.n == 1 else f"{request_id}-{index}",
+                request_id=f"{request_id}#{next(self._sample_numbers)}",
                 prompt_token_ids=token_ids,
                 params=params,
                 seed=seed,

@@ -217,9 +217,6 @@ class OutputProcessor:
         """Samples that still run or wait."""
         return len(self._samples)
 
-    def is_live(self, request_id: str) -> bool:
-        return request_id in self._samples
-
     def add(self, processed: ProcessedRequest) -> RequestState:
         """From here on, deltas of its samples are followed."""
         request = RequestState(processed, self._tokenizer)
