@@ -208,6 +208,8 @@ def test_chat(monkeypatch):
     assert prefilled.prompt == "a b"
     with pytest.raises(InvalidRequestError, match="only one may be"):
         llm.chat(conversation, continue_final_message=True)
+    with pytest.raises(InvalidRequestError, match="must not contain 'tools'"):
+        llm.chat(conversation, chat_template_kwargs={"tools": []})
     with pytest.raises(InvalidRequestError, match="messages is empty"):
         llm.chat([])
 

@@ -128,7 +128,12 @@ class LLM:
         Without `sampling_params` an answer may take the rest of the context. Raises ChatTemplateError, and else what
         `generate` does.
         """
-        from octavo.text.chat_template import encode_chat, load_chat_template, require_chat_template
+        from octavo.text.chat_template import (
+            encode_chat,
+            load_chat_template,
+            require_chat_template,
+            template_variables,
+        )
 
         tokenizer, template = self._front_end.tokenizer, self._front_end.chat_template
         if chat_template is not None:
@@ -140,7 +145,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
-                **(chat_template_kwargs or {}),
+                **template_variables(chat_template_kwargs),
             )
             for conversation in _as_conversations(messages)
         ]

@@ -234,6 +234,14 @@ async def test_tokenize_takes_one_prompt_or_messages(server, body):
     assert (await server.post("/tokenize", **body)).status_code == 400
 
 
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "continue_final_message", "tools"])
+@pytest.mark.parametrize("path", [PATH, "/tokenize"])
+async def test_kwargs_that_have_a_field_of_their_own_are_a_400(server, path, name):
+    response = await server.post(path, messages=HELLO, chat_template_kwargs={name: True})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == "chat_template_kwargs"
+
+
 async def test_reasoning_effort_and_kwargs_reach_the_template(server):
     server.llm.chat_template = _Template()
     await chat(server, reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}, max_tokens=1)

@@ -8,7 +8,7 @@ from octavo.errors import InvalidRequestError
 from octavo.server.fields import refuse
 from octavo.server.generation import encode
 from octavo.server.protocol import TemplateFields
-from octavo.text.chat_template import require_chat_template
+from octavo.text.chat_template import require_chat_template, template_variables
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -44,7 +44,7 @@ def check_tools(asked: TemplateFields) -> None:
 
 
 def _template_variables(asked: TemplateFields) -> dict[str, Any]:
-    variables = dict(asked.chat_template_kwargs or {})
+    variables = template_variables(asked.chat_template_kwargs)
     for name in ("documents", "reasoning_effort"):
         if getattr(asked, name) is not None:
             variables.setdefault(name, getattr(asked, name))

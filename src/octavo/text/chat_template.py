@@ -25,6 +25,7 @@ from octavo.text.tokenizer import Tokenizer
 # Marks the end of the text that the model is to go on with. No blanks in it: a template that trims a message then
 # leaves the blanks before it alone.
 _END_OF_PREFILL = "<octavo:end-of-prefill>"
+_RESERVED = ("messages", "add_generation_prompt", "continue_final_message", "tools")
 
 
 class ChatTemplate:
@@ -66,8 +67,7 @@ class ChatTemplate:
         contradictory input, ChatTemplateError where the template refuses it or fails.
         """
         plain = plain_messages(messages)
-        if "messages" in kwargs:
-            raise InvalidRequestError("chat_template_kwargs must not contain 'messages'", param="chat_template_kwargs")
+        template_variables(kwargs)
         if continue_final_message:
             _check_continuation(plain, add_generation_prompt)
             plain[-1]["content"] += _END_OF_PREFILL
@@ -104,6 +104,14 @@ def require_chat_template(template: ChatTemplate | None) -> ChatTemplate:
             "this model has no chat template; give one with --chat-template FILE (or LLM's chat_template)"
         )
     return template
+
+
+def template_variables(chat_template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A caller's further variables. Raises InvalidRequestError for a name that has an argument of its own."""
+    for name in _RESERVED:
+        if name in (chat_template_kwargs or ()):
+            raise InvalidRequestError(f"chat_template_kwargs must not contain {name!r}", param="chat_template_kwargs")
+    return dict(chat_template_kwargs or {})
 
 
 def encode_chat(tokenizer: Tokenizer, text: str) -> list[int]:
