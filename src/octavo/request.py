@@ -98,7 +98,7 @@ class EngineRequest:
     arrival_time: float = 0.0  # time.time(), seconds
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it.
 

@@ -34,6 +34,20 @@ def processed(native: ModuleType, logits: Logits, **fields: Any) -> dict[int, fl
     return dict(zip(entries.token_ids, entries.logprobs, strict=True))
 
 
+def test_a_request_is_prepared_once_however_a_step_is_cut(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[Request] = []
+    prepare = Sampler._prepare
+    monkeypatch.setattr(Sampler, "_prepare", lambda self, one: prepared.append(one) or prepare(self, one))
+    requests = [request(temperature=0.5) for _ in range(4)]
+    for _ in range(3):  # steps
+        for chunk in (requests[:3], requests[3:]):
+            sampler.sample(np.tile(RAMP, (len(chunk), 1)), scheduled(chunk))
+    assert prepared == requests
+    prepared.clear()
+    del requests, chunk
+    assert len(sampler._prepared) == 0  # rows go with their requests
+
+
 # Greedy
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from octavo.core.plan import RowResult, ScheduledRequest
 from octavo.errors import RequestFailedError
@@ -60,7 +61,8 @@ class Sampler:
         self._pool = pool
         self._mode = getattr(native.LogprobsMode, logprobs_mode)
         self._normalised = logprobs_mode.endswith("_logprobs")
-        self._prepared: dict[Request, _PreparedRow] = {}  # the rows of the last step
+        # A request's row lives as long as the request: a step may take several calls, each with some of the requests.
+        self._prepared: WeakKeyDictionary[Request, _PreparedRow] = WeakKeyDictionary()
 
     def sample(self, logits: npt.NDArray[np.float32], rows: Sequence[ScheduledRequest]) -> list[RowResult]:
         """float32 [L, V] -> one result for each of the L rows; `logits` may be overwritten.
@@ -68,16 +70,15 @@ class Sampler:
         A row without finite logits, or whose masks leave nothing, has an `error` and no token. Logprobs are finite:
         tokens of probability 0 are left out.
         """
-        prepared: dict[Request, _PreparedRow] = {}
         native_rows = []
         for scheduled in rows:
             request = scheduled.request
-            row = self._prepared.get(request) or self._prepare(request)
+            row = self._prepared.get(request)
+            if row is None:
+                row = self._prepared[request] = self._prepare(request)
             for feature in row.each_step:
                 feature.collect(row.native, request)
-            prepared[request] = row
             native_rows.append(row.native)
-        self._prepared = prepared
         return [_row_result(sampled) for sampled in self._native.sample(self._pool, logits, native_rows, self._mode)]
 
     def prompt_logprobs(
