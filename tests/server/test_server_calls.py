@@ -148,6 +148,10 @@ async def test_stop_ends_what_is_left_with_an_error(server):
     await asyncio.wait_for(asyncio.gather(streamed.task, queued.task), 5)
     assert json.loads(streamed.body.rstrip().rpartition("data: ")[2])["error"]["code"] == "shutting_down"
     assert queued.messages[0]["status"] == 503
+    for stream in (False, True):
+        late = Client(server.app, PATH, prompt="a", stream=stream)
+        await asyncio.wait_for(late.task, 5)
+        assert (late.messages[0]["status"], json.loads(late.body)["error"]["code"]) == (503, "shutting_down")
     server.assert_idle()
 
 

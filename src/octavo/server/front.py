@@ -33,6 +33,7 @@ class Front:
         self.started = int(time.time())
         self._call_ids: set[str] = set()
         self._work: set[asyncio.Future[Any]] = set()
+        self._stopped = False
 
     def check_model(self, name: str | None) -> str:
         """The name to echo; a call without one means the model that is there."""
@@ -83,6 +84,8 @@ class Front:
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(_disconnect(receive))
         self._work.add(task)
+        if self._stopped:  # it has begun by then, and closes what it holds
+            asyncio.get_running_loop().call_soon(task.cancel)
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -104,7 +107,8 @@ class Front:
         return len(self._work)
 
     def stop(self) -> None:
-        """End every call now; each client gets an error."""
+        """End every call now, and each that is still to come; each client gets an error."""
+        self._stopped = True
         for task in self._work:
             task.cancel()
 
