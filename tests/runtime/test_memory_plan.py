@@ -93,5 +93,26 @@ def test_rope_scaling_stretches_the_limit(rope, default, longest):
         plan(model, max_model_len=longest + 1)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_that_a_cgroup_has_read_do_not_count_as_used(monkeypatch, version):
+    folder, prefix = ("memory/", "total_") if version == 1 else ("", "")
+    limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+    files = {
+        f"{folder}memory.{limit}": "1000000\n",
+        f"{folder}memory.{used}": "900000\n",
+        f"{folder}memory.stat": f"anon 1\n{prefix}inactive_file 300000\n{prefix}active_file 200000\n",
+    }
+
+    def read(name: str) -> str:
+        if name not in files:
+            raise FileNotFoundError(name)
+        return files[name]
+
+    monkeypatch.setattr("octavo.runtime.memory._cgroup", read)
+    assert available_memory() == 600000
+    files[f"{folder}memory.{limit}"] = "max\n"
+    assert available_memory() > 64 * 2**20
+
+
 def test_available_memory_is_plausible():
     assert 64 * 2**20 < available_memory() < 2**50

@@ -107,17 +107,23 @@ def _longest(model: ModelConfig) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: what the kernel calls available, within the cgroup's limit."""
+    """Bytes that this process may still take: what the kernel calls available, within the cgroup's limit.
+
+    A cgroup counts the file pages that it has read (a downloaded checkpoint, say) as used; the kernel takes those back
+    before it refuses memory to anybody.
+    """
     info = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(info["MemAvailable"].split()[0]) * 1024
-    for limit, used in (
-        ("memory.max", "memory.current"),  # cgroup v2
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # v1
+    for limit, used, stat, prefix in (
+        ("memory.max", "memory.current", "memory.stat", ""),  # cgroup v2
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),  # v1
     ):
         try:
-            free = min(free, int(_cgroup(limit)) - int(_cgroup(used)))
+            pages = dict(line.split() for line in _cgroup(stat).splitlines())
+            files = int(pages[f"{prefix}inactive_file"]) + int(pages[f"{prefix}active_file"])
+            free = min(free, int(_cgroup(limit)) - int(_cgroup(used)) + files)
             break
-        except (OSError, ValueError):  # no such file, or "max"
+        except (OSError, ValueError, KeyError):  # no such file or line, or "max"
             continue
     return max(0, free)
 
