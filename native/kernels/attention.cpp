@@ -154,17 +154,6 @@ void weigh_values(ItemState<Tile>& state, int64_t first, const KVCache& cache, i
     for (int v = 0; v < V; ++v) acc[q][v].store(state.part + (first + q) * cache.padded_head_dim() + dim + v * 16);
 }
 
-// Brings the values of some tiles near while their keys are multiplied: tiles lie anywhere in the pool, so that the
-// hardware cannot guess which comes next.
-template <class Tile>
-void prefetch_values(const KVCache& cache, int64_t kv_head, const SplitTiles& tiles, int64_t begin, int64_t count) {
-  const int64_t bytes = cache.padded_head_dim() * kTileTokens * static_cast<int64_t>(sizeof(typename Tile::Weight));
-  for (int64_t i = begin; i < begin + count; ++i) {
-    const auto* values = reinterpret_cast<const char*>(cache.values<typename Tile::Weight>(tiles.tile[i], kv_head));
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(values + line, 0, 2);
-  }
-}
-
 // Calls score_tiles or weigh_values for `queries` in 1 … kQueries, over `count` vectors in strides of V, then of 1.
 template <class Tile, int Q>
 void both_products(bool scores, ItemState<Tile>& state, int64_t first, const KVCache& cache, int64_t kv_head,
@@ -172,7 +161,6 @@ void both_products(bool scores, ItemState<Tile>& state, int64_t first, const KVC
   const int64_t count = scores ? tiles.count() : cache.padded_head_dim() / 16;
   int64_t i = 0;
   for (; i + kVectors <= count; i += kVectors) {
-    if (scores) prefetch_values<Tile>(cache, kv_head, tiles, i, kVectors);
     if (scores)
       score_tiles<Tile, Q, kVectors>(state, first, cache, kv_head, tiles, i);
     else

@@ -7,6 +7,9 @@
 
 #include "octavo/memory.h"
 #include "tiles/tile.h"
+#ifdef __AMX_BF16__
+#include "tiles/amx.h"
+#endif
 
 namespace octavo {
 namespace {
@@ -47,35 +50,57 @@ double measure_bandwidth(ThreadPool& pool, size_t bytes) {
 
 namespace {
 
-template <class Tile>
-double measure_tile(ThreadPool& pool) {
-  constexpr int64_t kSteps = 512, kRepeats = 400;
-  constexpr int R = kTileRows, V = kTileVectors;
-  double seconds = 0;
-  std::vector<float> sums(pool.size() * 16);
-  seconds = seconds_of(pool, [&](int index) {
+// Operations per second of `multiply(operands, panel, out)`, which computes [rows][32] over `steps` steps, all in
+// cache.
+template <class Tile, class Multiply>
+double measure_panel(ThreadPool& pool, int64_t rows, int64_t steps, Multiply multiply) {
+  constexpr int64_t kRepeats = 400, kColumns = Matrix::kPanelColumns;
+  const double seconds = seconds_of(pool, [&](int) {
     struct Operands;
-    struct Weights;
-    auto* operands = scratch<Operands, typename Tile::Operand>(R * kSteps);
-    auto* panel = scratch<Weights, typename Tile::Weight>(kSteps * 16 * V * Tile::kStep);
-    const typename Tile::Weight* weights[V];
-    for (int v = 0; v < V; ++v) weights[v] = panel + v * 16 * Tile::kStep;
-    Vec acc[R][V] = {};
-    for (int64_t i = 0; i < kRepeats; ++i)
-      multiply_add<Tile, R, V>(acc, operands, R * kBlockSteps, weights, 16 * V * Tile::kStep, kSteps);
-    Vec total = Vec::zero();
-    for (auto& row : acc)
-      for (const Vec& v : row) total = total + v;
-    total.store(sums.data() + index * 16);
+    struct Panel;
+    struct Out;
+    const auto* operands = scratch<Operands, typename Tile::Operand>(rows * steps);
+    const auto* panel = scratch<Panel, typename Tile::Weight>(steps * kColumns * Tile::kStep);
+    float* out = scratch<Out, float>(rows * kColumns);
+    for (int64_t i = 0; i < kRepeats; ++i) multiply(operands, panel, out);
   });
-  if (std::accumulate(sums.begin(), sums.end(), 0.0f) < 0) return 0;
-  return 2.0 * R * V * 16 * Tile::kStep * kSteps * kRepeats * pool.size() / seconds;
+  return 2.0 * static_cast<double>(rows * kColumns * Tile::kStep * steps * kRepeats * pool.size()) / seconds;
+}
+
+constexpr int64_t kSteps = 512;
+
+template <class Tile>
+double measure_vectors(ThreadPool& pool) {
+  constexpr int R = kTileRows, V = kTileVectors;
+  return measure_panel<Tile>(pool, R, kSteps, [](const auto* operands, const auto* panel, float* out) {
+    for (int64_t first = 0; first < Matrix::kPanelColumns / 16; first += V) {
+      Vec acc[R][V];
+      const typename Tile::Weight* weights[V];
+      for (int v = 0; v < V; ++v) weights[v] = panel + (first + v) * 16 * Tile::kStep;
+      for (auto& row : acc)
+        for (Vec& v : row) v = Vec::zero();
+      multiply_add<Tile, R, V>(acc, operands, R * kBlockSteps, weights, Matrix::kPanelColumns * Tile::kStep, kSteps);
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) acc[r][v].store(out + r * Matrix::kPanelColumns + (first + v) * 16);
+    }
+  });
+}
+
+double measure_bfloat16(ThreadPool& pool) {
+#ifdef __AMX_BF16__
+  return measure_panel<BFloat16Tile>(pool, kAmxRows, kSteps, [](const auto* operands, const auto* panel, float* out) {
+    const AmxSession session;
+    amx_multiply(kAmxRows, operands, panel, kSteps / kBlockSteps, {}, out);
+  });
+#else
+  return measure_vectors<BFloat16Tile>(pool);
+#endif
 }
 
 }  // namespace
 
 double measure_flops(ThreadPool& pool, DType dtype) {
-  return dtype == DType::kBFloat16 ? measure_tile<BFloat16Tile>(pool) : measure_tile<Float32Tile>(pool);
+  return dtype == DType::kBFloat16 ? measure_bfloat16(pool) : measure_vectors<Float32Tile>(pool);
 }
 
 }  // namespace octavo

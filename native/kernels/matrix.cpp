@@ -19,13 +19,13 @@ constexpr int64_t kColumns = Matrix::kPanelColumns;
 
 struct PackScratch;
 
-// Calls pack(p, rows [32][K] to fill) for every panel, spread over the pool: panels are handed out one by one, since
-// decoding takes unequal time.
+// Calls fill(p, rows [32][padded columns]) for every panel, spread over the pool: panels are handed out one by one,
+// since decoding takes unequal time.
 template <class Fill>
-void for_each_panel(ThreadPool& pool, int64_t num_panels, int64_t columns, Fill fill) {
+void for_each_panel(ThreadPool& pool, int64_t num_panels, int64_t padded, Fill fill) {
   std::atomic<int64_t> next{0};
   pool.run([&](int) {
-    float* rows = scratch<PackScratch, float>(kColumns * columns);
+    float* rows = scratch<PackScratch, float>(kColumns * padded);
     for (int64_t p; (p = next.fetch_add(1)) < num_panels;) fill(p, rows);
   });
 }
@@ -55,18 +55,15 @@ Matrix::Matrix(Arena& arena, int64_t rows, int64_t columns, DType dtype, std::ve
 Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
                std::vector<float> bias)
     : Matrix(arena, total_rows(sources), columns, dtype, std::move(bias)) {
-  for_each_panel(pool, num_panels(), columns, [&](int64_t p, float* rows) {
-    for (int64_t c = 0; c < kColumns; ++c) {
-      float* out = rows + c * columns;
+  const int64_t padded = num_steps() * step();
+  for_each_panel(pool, num_panels(), padded, [&](int64_t p, float* rows) {
+    std::memset(rows, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
+    for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
       int64_t n = p * kColumns + c;
-      if (n >= rows_) {
-        std::memset(out, 0, columns * sizeof(float));
-        continue;
-      }
       auto source = sources.begin();
       for (; n >= source->rows; ++source) n -= source->rows;
       const int64_t row = source->row_order ? source->row_order[n] : n;
-      decode_row(source->type, source->data + row * row_bytes(source->type, columns), out, columns);
+      decode_row(source->type, source->data + row * row_bytes(source->type, columns), rows + c * padded, columns);
     }
     pack_panel(p, rows);
   });
@@ -75,12 +72,14 @@ Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& 
 Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, uint64_t seed,
                       float scale) {
   Matrix matrix(arena, rows, columns, dtype, {});
-  for_each_panel(pool, matrix.num_panels(), columns, [&](int64_t p, float* values) {
-    for (int64_t c = 0; c < kColumns; ++c) {
+  const int64_t padded = matrix.num_steps() * matrix.step();
+  for_each_panel(pool, matrix.num_panels(), padded, [&](int64_t p, float* values) {
+    std::memset(values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
+    for (int64_t c = 0; c < kColumns && p * kColumns + c < rows; ++c) {
       const int64_t n = p * kColumns + c;
       for (int64_t k = 0; k < columns; ++k) {
         const uint64_t bits = mix(mix(seed) + static_cast<uint64_t>(n * columns + k)) >> 40;  // 24 of them
-        values[c * columns + k] = n < rows ? (static_cast<float>(bits) * 0x1p-23f - 1.0f) * scale : 0.0f;
+        values[c * padded + k] = (static_cast<float>(bits) * 0x1p-23f - 1.0f) * scale;
       }
     }
     matrix.pack_panel(p, values);
@@ -89,21 +88,20 @@ Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t colu
 }
 
 void Matrix::pack_panel(int64_t p, const float* rows) {
-  const auto value = [&](int64_t c, int64_t k) { return k < columns_ ? rows[c * columns_ + k] : 0.0f; };
-  const int64_t padded = num_steps() * step();
+  const int64_t steps = num_steps(), padded = steps * step();
   if (dtype_ == DType::kFloat32) {
     float* out = data<float>() + p * padded * kColumns;
     for (int64_t k = 0; k < padded; ++k)
-      for (int64_t c = 0; c < kColumns; ++c) *out++ = value(c, k);
+      for (int64_t c = 0; c < kColumns; ++c) *out++ = rows[c * padded + k];
     return;
   }
+  // Round first, in one straight loop; then interleave pairs.
+  struct RoundScratch;
+  bf16* rounded = scratch<RoundScratch, bf16>(kColumns * padded);
+  for (int64_t i = 0; i < kColumns * padded; ++i) rounded[i] = to_bf16(rows[i]);
   bf16* out = data<bf16>() + p * padded * kColumns;
-  for (int64_t k = 0; k < padded; k += 2) {
-    for (int64_t c = 0; c < kColumns; ++c) {
-      *out++ = to_bf16(value(c, k));
-      *out++ = to_bf16(value(c, k + 1));
-    }
-  }
+  for (int64_t s = 0; s < steps; ++s)
+    for (int64_t c = 0; c < kColumns; ++c, out += 2) std::memcpy(out, rounded + c * padded + 2 * s, 2 * sizeof(bf16));
 }
 
 void Matrix::row(int64_t n, float* out) const {
