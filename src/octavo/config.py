@@ -88,7 +88,7 @@ class EngineConfig:
     # Execution
     enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
     num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")
-    isa: str | None = option(None, "force an instruction-set variant", choices=("x86_v3", "x86_v4", "x86_v4_bf16", "amx"))
+    isa: str | None = option(None, "force an instruction set", choices=("x86_v3", "x86_v4", "x86_v4_bf16", "amx"))
     tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)")
     # Text and sampling
     chat_template: str | None = option(None, "file (or the text itself) of a chat template that replaces the model's")

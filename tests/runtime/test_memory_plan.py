@@ -72,7 +72,7 @@ def test_an_explicit_number_of_blocks_starts_anyway():
 
 
 def test_no_room_at_all_is_refused():
-    with pytest.raises(ConfigError, match="0.0 MiB are available"):
+    with pytest.raises(ConfigError, match=r"0\.0 MiB are available"):
         plan(available=300 * 2**20)
 
 
