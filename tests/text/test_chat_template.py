@@ -167,6 +167,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ([{"role": "user", "content": [{"type": ["text"], "text": "x"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text", "text": None}]}], "messages[0].content[0].text"),
         ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0]"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]}],

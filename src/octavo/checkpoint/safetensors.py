@@ -42,7 +42,7 @@ def read_folder(folder: Path) -> dict[str, TensorSource]:
 def _read_indexed(folder: Path) -> dict[str, TensorSource]:
     try:
         weight_map: dict[str, str] = dict(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / INDEX}: holds no readable weight_map: {error!r}") from error
     names_of_file: dict[str, list[str]] = defaultdict(list)
     for name, file in weight_map.items():
@@ -80,7 +80,7 @@ def read_file(path: Path) -> dict[str, TensorSource]:
             ((name, _Entry(**entry)) for name, entry in header.items() if name != "__metadata__"),
             key=lambda item: item[1].data_offsets,
         )
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: the header is not a safetensors header: {error}") from error
 
     tensors: dict[str, TensorSource] = {}

@@ -85,7 +85,7 @@ def default_sampling_params(generation_config: Mapping[str, Any], mode: str) -> 
         file = Path(mode) / "generation_config.json"
         try:
             generation_config, origin = json.loads(file.read_text(encoding="utf-8")), str(file)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"generation_config is {mode!r}; it must be auto, octavo, vllm or a folder with a "
                 f"generation_config.json ({error})",

@@ -55,7 +55,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     text = _read_text(path)
     try:
         content = {} if text is None else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is a {type(content).__name__}; it must be an object")

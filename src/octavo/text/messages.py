@@ -85,7 +85,7 @@ def _plain_tool_call(call: Any, place: str) -> dict[str, Any]:
     if arguments is None or arguments == "":
         arguments = {}
     elif isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # refused below
+        with contextlib.suppress(ValueError, RecursionError):  # no JSON, or nested too deeply: refused below
             arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
         raise _refuse(f"{place}.function.arguments", function["arguments"], "an object, or a string with one as JSON")
