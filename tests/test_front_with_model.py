@@ -120,12 +120,20 @@ def test_stop_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("end", [0, 2])
-def test_any_of_the_end_tokens_ends(tmp_path, end):
-    path = chain_llama(tmp_path, ["Q", "a"], tokenizer=tiny_tokenizer(), end=end)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
+@pytest.mark.parametrize("named", ["generation_config", "config_and_tokenizer"])
+def test_load_5_any_of_the_end_tokens_ends(tmp_path, end, named):
+    """A chat's prompt ends in a line feed, where the script begins."""
+    path = chain_llama(tmp_path, ["\n", "a"], tokenizer=tiny_tokenizer(), end=end)
+    if named == "generation_config":
+        (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
+    else:  # the tokenizer's own is 2
+        (path / "generation_config.json").unlink()
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "eos_token_id": 0}))
     with LLM(str(path), **SMALL) as llm:
-        output = one(llm, "Q")
-        assert (output.text, output.finish_reason, output.token_ids[-1]) == ("a", "stop", end)
+        (chat,) = llm.chat([{"role": "user", "content": "Q"}], use_tqdm=False)
+        for output in (one(llm, "\n"), chat.outputs[0]):
+            assert (output.text, output.finish_reason, output.token_ids[-1]) == ("a", "stop", end)
 
 
 def test_bad_words_are_banned_with_and_without_a_blank(tmp_path):

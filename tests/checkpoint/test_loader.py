@@ -50,13 +50,13 @@ class Untouchable(ReferenceBackend):
         raise AssertionError("packed before all tensors were checked")
 
 
-def test_an_untied_model_without_lm_head(tmp_path: Path) -> None:
+def test_load_2_an_untied_model_without_lm_head(tmp_path: Path) -> None:
     folder = edit(tiny_llama(tmp_path / "model"), lambda tensors: tensors.pop("lm_head.weight"))
     with pytest.raises(CheckpointError, match=r"lacks lm_head\.weight, which LlamaForCausalLM needs"):
         load(folder)
 
 
-def test_a_tied_model_ignores_a_head_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_2_a_tied_model_ignores_a_head_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tiny_llama(tmp_path / "model", tie=True)
     expected = reference_logits(folder, TOKENS)
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": torch.randn(512, 64)}))
@@ -74,7 +74,7 @@ def test_a_tied_model_shares_one_matrix(tmp_path: Path) -> None:
     assert model.lm_head is model.embed
 
 
-def test_extra_tensors_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_4_extra_tensors_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tiny_llama(tmp_path / "model")
     expected = reference_logits(folder, TOKENS)
 

@@ -83,7 +83,7 @@ def test_broken_files(header: Any, data: bytes, message: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("length", [2**60, 2**64 - 1, 1000])
-def test_absurd_header_lengths(length: int, tmp_path: Path) -> None:
+def test_load_4_absurd_header_lengths(length: int, tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", {"a": entry(0, 8)}, bytes(8), length=length)
     with pytest.raises(CheckpointError, match=f"the header is said to have {length} bytes"):
         read_file(path)
@@ -117,7 +117,7 @@ def sharded(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+def test_load_3_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = sharded(tmp_path)
     victim = sorted(folder.glob("*.safetensors"))[1]
     victim.unlink()

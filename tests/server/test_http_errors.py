@@ -178,7 +178,11 @@ async def test_api_8_sample_3_sample_7_wrong_values_are_a_400_that_names_the_fie
     await assert_alive(server)
 
 
-@pytest.mark.parametrize("top_k", [-1, 0, 49152, 2**31 - 1, 1])
+async def test_api_8_best_of_below_n_is_a_400(server):
+    assert error_of(await server.post(PATH, prompt="a", n=3, best_of=2), 400)["param"] == "best_of"
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 49152, 49153, 2**31 - 1, 1])
 async def test_sample_7_any_top_k_from_minus_one_on_is_taken(server, top_k):
     assert (await server.post(PATH, prompt="a", top_k=top_k)).status_code == 200
 

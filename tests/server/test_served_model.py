@@ -15,10 +15,12 @@ import httpx
 import openai
 import pytest
 
+from octavo import LLM, SamplingParams
 from support.checkpoints import chain_llama
 from support.served import ServerProcess
 
 CHAT = "/v1/chat/completions"
+CONTEXT = 704  # tokens, of smol
 HELLO = [{"role": "user", "content": "Name three colours."}]
 
 # Each token has one successor, so one model can hold many scripts: a prompt begins where it ends.
@@ -48,7 +50,7 @@ SCRIPT = [
 
 @pytest.fixture(scope="module")
 def smol(smollm2_gguf: Path) -> Iterator[ServerProcess]:
-    options = ("--max-model-len", "512", "--max-num-seqs", "4", "--num-gpu-blocks-override", "256")
+    options = ("--max-model-len", str(CONTEXT), "--max-num-seqs", "8", "--num-gpu-blocks-override", "256")
     server = ServerProcess(str(smollm2_gguf), "--served-model-name", "smollm2", *options)
     server.wait_until_ready()
     yield server
@@ -59,10 +61,18 @@ def smol(smollm2_gguf: Path) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = chain_llama(tmp_path_factory.mktemp("served") / "chain", SCRIPT)
-    server = ServerProcess(str(folder), "--num-gpu-blocks-override", "256")
+    server = ServerProcess(str(folder), "--max-num-seqs", "4", "--num-gpu-blocks-override", "256")
     server.wait_until_ready()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def uncached(smollm2_gguf: Path) -> Iterator[LLM]:
+    """The model of `smol` in this process, without a prefix cache."""
+    options: dict[str, Any] = {"max_model_len": CONTEXT, "num_gpu_blocks_override": 256}
+    with LLM(str(smollm2_gguf), enable_prefix_caching=False, **options) as llm:
+        yield llm
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +170,7 @@ def test_text_6_echoed_tokens_join_to_the_text(smol):
 
 
 def test_sample_1_a_seed_decides_alone_and_in_company(smol):
-    body = {"messages": HELLO, "temperature": 0.7, "max_tokens": 12}
+    body = {"messages": HELLO, "temperature": 0.7, "max_tokens": 30}
 
     def answer(seed: int | None) -> str:
         return smol.chat(**body, seed=seed)["choices"][0]["message"]["content"]
@@ -172,11 +182,16 @@ def test_sample_1_a_seed_decides_alone_and_in_company(smol):
     assert answer(124) != alone[0]
 
 
-def test_sample_2_a_tiny_temperature_is_greedy(smol):
-    body = {"prompt": "The capital of France is", "max_tokens": 8}
-    greedy = smol.complete(**body, temperature=0)["choices"][0]["text"]
-    for sampling in ({"temperature": 1e-5}, {"temperature": 1e-12}, {"temperature": 1e-38}, {"top_p": 1e-4}):
-        assert smol.complete(**body, **sampling)["choices"][0]["text"] == greedy != ""
+@pytest.mark.parametrize(
+    "sampling", [*({"temperature": t} for t in (1e-3, 1e-5, 1e-8, 1e-12, 1e-38)), {"top_p": 1e-4}], ids=str
+)
+def test_sample_2_a_tiny_temperature_is_greedy(smol, sampling):
+    body = {"prompt": "The capital of France is", "max_tokens": 8, "seed": 1, "logprobs": 2}
+    greedy = smol.complete(**body, temperature=0)["choices"][0]
+    # No near tie: at 1e-3 the runner-up's chance is below e**-100.
+    gaps = [max(top.values()) - min(top.values()) for top in greedy["logprobs"]["top_logprobs"]]
+    assert min(gaps) > 0.1
+    assert smol.complete(**body, **sampling)["choices"][0]["text"] == greedy["text"] != ""
 
 
 def test_sample_4_logit_bias_bans_and_forces(smol):
@@ -193,7 +208,7 @@ def test_sample_4_logit_bias_bans_and_forces(smol):
 def test_sample_7_top_k_beyond_the_vocabulary_is_off(smol):
     body = {"prompt": "Once upon a time", "seed": 1, "temperature": 1, "max_tokens": 6}
     off = smol.complete(**body)["choices"][0]["text"]
-    for top_k in (-1, 49152, 2**31 - 1):
+    for top_k in (-1, 0, 49152, 49153, 2**31 - 1):
         assert smol.complete(**body, top_k=top_k)["choices"][0]["text"] == off
     greedy = smol.complete(**{**body, "temperature": 0})["choices"][0]["text"]
     assert smol.complete(**body, top_k=1)["choices"][0]["text"] == greedy
@@ -207,12 +222,14 @@ def test_sample_8_top_logprobs_are_sorted_and_hold_the_token(smol):
         assert entry["top_logprobs"][0]["token"] == entry["token"] and values[0] == entry["logprob"]
 
 
-def test_sample_9_more_samples_than_seats(smol):
-    def answer(prompt: str) -> list[int]:
-        return [c["index"] for c in smol.complete(prompt=prompt, n=16, max_tokens=4)["choices"]]
+def test_sample_9_more_samples_than_seats(chain):
+    def answer(prompt: str) -> list[tuple[int, str]]:
+        return [(c["index"], c["text"]) for c in chain.complete(prompt=prompt, n=16, max_tokens=8)["choices"]]
 
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(answer, ("a", "b", "c"))) == [list(range(16))] * 3
+        answers = list(pool.map(answer, ("W", "M", "W")))
+    texts = ("".join(WORDS[:8]), " a\n b c d e f g", "".join(WORDS[:8]))
+    assert answers == [[(index, text) for index in range(16)] for text in texts]
 
 
 def test_sample_10_scoring_makes_no_token(smol):
@@ -232,25 +249,83 @@ def test_scores_of_a_prompt_are_those_of_its_generation(smol):
     assert scored["logprobs"]["token_logprobs"][-6:] == choice["logprobs"]["token_logprobs"]
 
 
-@pytest.mark.parametrize(("num", "max_tokens", "status"), [(511, 1, 200), (508, 4, 200), (512, 1, 400), (508, 5, 400)])
-def test_batch_4_the_context_may_just_be_filled(smol, num, max_tokens, status):
-    response = smol.post("/v1/completions", prompt=[504] * num, max_tokens=max_tokens, ignore_eos=True)
+@pytest.mark.parametrize(("room", "max_tokens", "status"), [(1, 1, 200), (4, 4, 200), (0, 1, 400), (4, 5, 400)])
+def test_batch_4_the_context_may_just_be_filled(smol, room, max_tokens, status):
+    body = {"prompt": [504] * (CONTEXT - room), "max_tokens": max_tokens, "ignore_eos": True}
+    response = smol.post("/v1/completions", **body)
     assert response.status_code == status
 
 
 def test_batch_5_chat_takes_the_rest_of_the_context(smol):
-    prompt = [{"role": "user", "content": "word " * 470}]
+    prompt = [{"role": "user", "content": "word " * (CONTEXT - 42)}]
     answer = smol.chat(messages=prompt, ignore_eos=True)
-    assert answer["usage"]["total_tokens"] == 512 and answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == CONTEXT and answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_batch_2_cached_tokens_are_reported(smol):
+def test_batch_1_a_prefix_hit_changes_no_answer(smol, uncached):
+    prompt = [1000 + i * 7919 % 40000 for i in range(600)]  # no other test's
+    body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+    def answer(_: int) -> tuple[list[int], int]:
+        answer = smol.complete(**body)
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return answer["choices"][0]["token_ids"], cached
+
+    answers = [answer(i) for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        answers += pool.map(answer, range(4))
+    assert [cached for _, cached in answers] == [0] + [592] * 7
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    (expected,) = uncached.generate(prompt, params)
+    assert expected.num_cached_tokens == 0
+    assert [token_ids for token_ids, _ in answers] == [list(expected.outputs[0].token_ids)] * 8
+
+
+def test_batch_2_cached_tokens_are_reported_and_not_computed(smol):
     prompt = [1000 + i for i in range(400)]
-    smol.complete(prompt=prompt, max_tokens=1)
-    usage = smol.complete(prompt=prompt, max_tokens=1)["usage"]
-    assert 384 <= usage["prompt_tokens_details"]["cached_tokens"] <= 399
-    last = smol.chunks(prompt=prompt, max_tokens=1, stream_options={"include_usage": True})[-1]
+    body = {"prompt": prompt, "max_tokens": 1}
+    first = smol.complete(**body)["usage"]
+    hits = smol.metric("prefix_cache_hits_total")
+    usage = smol.complete(**body)["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0 and 384 <= cached <= 399
+    assert smol.metric("prefix_cache_hits_total") - hits == cached
+    last = smol.chunks(**body, stream_options={"include_usage": True})[-1]
     assert last["usage"] == usage
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.7, "seed": 7}], ids=str)
+def test_batch_8_a_warm_cache_leaves_a_chat_as_it_is(smol, uncached, sampling):
+    messages = [{"role": "system", "content": f"Answer in few words. {sampling}"}]
+    num_cached = []
+    for question in ("Name a colour.", "Name a fruit of that colour.", "And an animal?"):
+        messages.append({"role": "user", "content": question})
+        answer = smol.chat(messages=messages, max_tokens=12, **sampling)
+        text = answer["choices"][0]["message"]["content"]
+        (expected,) = uncached.chat(messages, SamplingParams(max_tokens=12, **sampling))
+        assert (text, expected.num_cached_tokens) == (expected.outputs[0].text, 0)
+        num_cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        messages.append({"role": "assistant", "content": text})
+    assert num_cached[0] < num_cached[1] < num_cached[2]
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}], ids=str)
+def test_api_1_the_real_template_takes_a_tool_call_without_content(smol, content):
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    turns = [
+        {"role": "assistant", **content, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "2"},
+    ]
+    smol.chat(messages=[*HELLO, *turns, *HELLO], max_tokens=1)
+
+
+def test_api_2_the_real_template_takes_content_in_parts(smol):
+    body = {"max_tokens": 6, "temperature": 0}
+    question = HELLO[0]["content"]
+    parts = [{"role": "user", "content": [{"type": "text", "text": question}]}]
+    plain, in_parts = smol.chat(messages=HELLO, **body), smol.chat(messages=parts, **body)
+    assert plain["usage"]["prompt_tokens"] == in_parts["usage"]["prompt_tokens"]
+    assert plain["choices"][0]["message"] == in_parts["choices"][0]["message"]
 
 
 def test_api_4_a_prefilled_turn_is_continued(smol):
@@ -264,11 +339,11 @@ def test_api_4_a_prefilled_turn_is_continued(smol):
 
 def test_ops_1_closed_streams_leave_nothing_behind(smol):
     with ExitStack() as stack:
-        for _ in range(8):  # 4 run, 4 wait
+        for _ in range(20):
             body = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
             send_only(stack.enter_context(socket.create_connection(("127.0.0.1", smol.port))), body)
         deadline = time.monotonic() + 10
-        while smol.metric("num_requests_running") + smol.metric("num_requests_waiting") < 8:
+        while (smol.metric("num_requests_running"), smol.metric("num_requests_waiting")) != (8, 12):
             assert time.monotonic() < deadline
             time.sleep(0.02)
     wait_until_idle(smol)
