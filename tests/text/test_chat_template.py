@@ -189,6 +189,17 @@ def test_malformed_messages_are_refused_by_place(messages: Any, place: str) -> N
     assert caught.value.message.startswith(f"{place} is ")
 
 
+@pytest.mark.parametrize("part", [{"role": "user"}, {"role": "assistant"}])
+def test_a_refusal_is_short_however_deep_or_wide_the_value(part: dict[str, str]) -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    for content in (deep, {"a": deep}, [{"type": deep}], [list(range(100_000))]):
+        with pytest.raises(InvalidRequestError) as caught:
+            ChatTemplate(CHAT_TEMPLATE).render([{**part, "content": content}])
+        assert len(caught.value.message) < 300
+
+
 # continue_final_message
 
 PREFILL = {"role": "assistant", "content": "My guess would be "}

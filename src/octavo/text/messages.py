@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,16 +21,17 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # names in use for 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copies: the caller's messages stay as they are. Raises InvalidRequestError."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise InvalidRequestError(f"messages is {messages!r}; it must be a list of messages", param="messages")
+        raise InvalidRequestError(
+            f"messages is {reprlib.repr(messages)}; it must be a list of messages", param="messages"
+        )
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message", param="messages")
     return [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _refuse(place: str, value: Any, allowed: str) -> InvalidRequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else shown[:80] + "…"
-    return InvalidRequestError(f"{place} is {shown}; it must be {allowed}", param=place)
+    # reprlib: a client's value may be megabytes long, or nested as deeply as the interpreter bears
+    return InvalidRequestError(f"{place} is {reprlib.repr(value)}; it must be {allowed}", param=place)
 
 
 def _plain_message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
