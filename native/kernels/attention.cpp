@@ -105,82 +105,85 @@ struct ItemState {
   }
 };
 
-// scores [Q][V tiles of 16], from query `first` and tile `begin` on.
-template <class Tile, int Q, int V>
-void score_tiles(ItemState<Tile>& state, int64_t first, const KVCache& cache, int64_t kv_head, const SplitTiles& tiles,
-                 int64_t begin) {
-  const typename Tile::Weight* keys[V];
-  Vec acc[Q][V];
-#pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) {
-    keys[v] = cache.keys<typename Tile::Weight>(tiles.tile[begin + v], kv_head);
-#pragma GCC unroll 6
-    for (int q = 0; q < Q; ++q) acc[q][v] = Vec::zero();
-  }
-  multiply_add<Tile, Q, V>(acc, state.queries + first * kBlockSteps, state.num_queries * kBlockSteps, keys,
-                           kTileTokens * Tile::kStep, divide_up(cache.head_dim(), Tile::kStep));
-#pragma GCC unroll 6
-  for (int q = 0; q < Q; ++q)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) acc[q][v].store(state.scores + (first + q) * kSplitTokens + (begin + v) * kTileTokens);
-}
+// The two products of attention. Both give [queries][vectors of 16], from query `query` and vector `vector` on.
 
-// part [Q][V vectors of 16 dimensions] = probabilities * values, from query `first` and dimension `dim` on.
-template <class Tile, int Q, int V>
-void weigh_values(ItemState<Tile>& state, int64_t first, const KVCache& cache, int64_t kv_head, const SplitTiles& tiles,
-                  int64_t dim) {
-  constexpr int64_t kStepsOfTile = kTileTokens / Tile::kStep;
-  Vec acc[Q][V];
-#pragma GCC unroll 6
-  for (int q = 0; q < Q; ++q)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) acc[q][v] = Vec::zero();
-  for (int64_t i = 0; i < tiles.count(); ++i) {
-    const typename Tile::Weight* values[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v)
-      values[v] = cache.values<typename Tile::Weight>(tiles.tile[i], kv_head) + (dim + v * 16) * Tile::kStep;
-    const int64_t token_steps = i * kStepsOfTile;
-    const auto* operands = state.probabilities + token_steps / kBlockSteps * state.num_queries * kBlockSteps +
-                           first * kBlockSteps + token_steps % kBlockSteps;
-    // Only what has been written: what lies beyond the last token is an earlier owner's.
-    const int64_t written = std::min(kTileTokens, tiles.num_tokens - i * kTileTokens);
-    multiply_add<Tile, Q, V>(acc, operands, 0, values, cache.padded_head_dim() * Tile::kStep,
-                             divide_up(written, Tile::kStep));
-  }
-#pragma GCC unroll 6
-  for (int q = 0; q < Q; ++q)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) acc[q][v].store(state.part + (first + q) * cache.padded_head_dim() + dim + v * 16);
-}
+// Scores: queries times keys. A vector is a tile of tokens.
+struct Scores {
+  static int64_t num_vectors(const KVCache&, const SplitTiles& tiles) { return tiles.count(); }
 
-// Calls score_tiles or weigh_values for `queries` in 1 … kQueries, over `count` vectors in strides of V, then of 1.
-template <class Tile, int Q>
-void both_products(bool scores, ItemState<Tile>& state, int64_t first, const KVCache& cache, int64_t kv_head,
-                   const SplitTiles& tiles) {
-  const int64_t count = scores ? tiles.count() : cache.padded_head_dim() / 16;
+  template <class Tile, int Q, int V>
+  static void multiply(ItemState<Tile>& state, int64_t query, const KVCache& cache, int64_t kv_head,
+                       const SplitTiles& tiles, int64_t vector) {
+    const typename Tile::Weight* keys[V];
+    Vec acc[Q][V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      keys[v] = cache.keys<typename Tile::Weight>(tiles.tile[vector + v], kv_head);
+#pragma GCC unroll 6
+      for (int q = 0; q < Q; ++q) acc[q][v] = Vec::zero();
+    }
+    multiply_add<Tile, Q, V>(acc, state.queries + query * kBlockSteps, state.num_queries * kBlockSteps, keys,
+                             kTileTokens * Tile::kStep, divide_up(cache.head_dim(), Tile::kStep));
+#pragma GCC unroll 6
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[q][v].store(state.scores + (query + q) * kSplitTokens + (vector + v) * 16);
+  }
+};
+
+// The split's output: probabilities times values. A vector is sixteen dimensions.
+struct WeighedValues {
+  static int64_t num_vectors(const KVCache& cache, const SplitTiles&) { return cache.padded_head_dim() / 16; }
+
+  template <class Tile, int Q, int V>
+  static void multiply(ItemState<Tile>& state, int64_t query, const KVCache& cache, int64_t kv_head,
+                       const SplitTiles& tiles, int64_t vector) {
+    constexpr int64_t kStepsOfTile = kTileTokens / Tile::kStep;
+    Vec acc[Q][V];
+#pragma GCC unroll 6
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[q][v] = Vec::zero();
+    for (int64_t i = 0; i < tiles.count(); ++i) {
+      const typename Tile::Weight* values[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v)
+        values[v] = cache.values<typename Tile::Weight>(tiles.tile[i], kv_head) + (vector + v) * 16 * Tile::kStep;
+      const int64_t first_step = i * kStepsOfTile;
+      const auto* operands = state.probabilities + first_step / kBlockSteps * state.num_queries * kBlockSteps +
+                             query * kBlockSteps + first_step % kBlockSteps;
+      // Only what has been written: what lies beyond the last token is an earlier owner's.
+      const int64_t written = std::min(kTileTokens, tiles.num_tokens - i * kTileTokens);
+      multiply_add<Tile, Q, V>(acc, operands, 0, values, cache.padded_head_dim() * Tile::kStep,
+                               divide_up(written, Tile::kStep));
+    }
+#pragma GCC unroll 6
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v)
+        acc[q][v].store(state.part + (query + q) * cache.padded_head_dim() + (vector + v) * 16);
+  }
+};
+
+// Q queries from `query` on: vectors in strides of kVectors, then one by one.
+template <class Product, class Tile, int Q>
+void multiply_queries(ItemState<Tile>& state, int64_t query, const KVCache& cache, int64_t kv_head,
+                      const SplitTiles& tiles) {
+  const int64_t count = Product::num_vectors(cache, tiles);
   int64_t i = 0;
-  for (; i + kVectors <= count; i += kVectors) {
-    if (scores)
-      score_tiles<Tile, Q, kVectors>(state, first, cache, kv_head, tiles, i);
-    else
-      weigh_values<Tile, Q, kVectors>(state, first, cache, kv_head, tiles, i * 16);
-  }
-  for (; i < count; ++i) {
-    if (scores)
-      score_tiles<Tile, Q, 1>(state, first, cache, kv_head, tiles, i);
-    else
-      weigh_values<Tile, Q, 1>(state, first, cache, kv_head, tiles, i * 16);
-  }
+  for (; i + kVectors <= count; i += kVectors)
+    Product::template multiply<Tile, Q, kVectors>(state, query, cache, kv_head, tiles, i);
+  for (; i < count; ++i) Product::template multiply<Tile, Q, 1>(state, query, cache, kv_head, tiles, i);
 }
 
-template <class Tile, size_t... Q>
-void product(bool scores, ItemState<Tile>& state, const KVCache& cache, int64_t kv_head, const SplitTiles& tiles,
-             std::index_sequence<Q...>) {
-  using Function = void (*)(bool, ItemState<Tile>&, int64_t, const KVCache&, int64_t, const SplitTiles&);
-  static constexpr Function table[] = {both_products<Tile, Q + 1>...};
+// All queries of the item, kQueries at a time.
+template <class Product, class Tile, size_t... Q>
+void multiply_all(ItemState<Tile>& state, const KVCache& cache, int64_t kv_head, const SplitTiles& tiles,
+                  std::index_sequence<Q...>) {
+  using Function = void (*)(ItemState<Tile>&, int64_t, const KVCache&, int64_t, const SplitTiles&);
+  static constexpr Function table[] = {multiply_queries<Product, Tile, Q + 1>...};
   for (int64_t q = 0; q < state.num_queries; q += kQueries)
-    table[std::min<int64_t>(kQueries, state.num_queries - q) - 1](scores, state, q, cache, kv_head, tiles);
+    table[std::min<int64_t>(kQueries, state.num_queries - q) - 1](state, q, cache, kv_head, tiles);
 }
 
 // Query q sees the first `visible` tokens of the split: its probabilities, their maximum score and their sum. The sum
@@ -255,12 +258,12 @@ class ItemKernel {
       const int64_t num_tokens = std::min(kSplitTokens, first_position + item.num_rows - begin);
       const SplitTiles tiles = find_tiles(step_, cache_, item.request, begin, num_tokens);
       constexpr auto heights = std::make_index_sequence<kQueries>();
-      product<Tile>(true, state, cache_, item.kv_head, tiles, heights);
+      multiply_all<Scores>(state, cache_, item.kv_head, tiles, heights);
       for (int64_t query = 0; query < state.num_queries; ++query) {
         const int64_t visible = first_position + query / item.num_heads + 1 - begin;
         softmax(state, query, std::clamp<int64_t>(visible, 0, num_tokens), num_tokens, scale_);
       }
-      product<Tile>(false, state, cache_, item.kv_head, tiles, heights);
+      multiply_all<WeighedValues>(state, cache_, item.kv_head, tiles, heights);
       for (int64_t query = 0; query < state.num_queries; ++query)
         if (first_position + query / item.num_heads >= begin) take_split(state, query, split == item.first_split);
     }

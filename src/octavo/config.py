@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from octavo.errors import ConfigError
 
+MAX_THREADS = 256  # of the kernels: more than the cores of any one machine we know, fewer than a process may start
+
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, unit: str | None = None) -> Any:
     """A documented field. `choices` are checked at construction; `unit` is shown in --help."""
@@ -114,8 +116,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_threads", "num_gpu_blocks_override"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"):
             _check_range(self, name, 1)
+        _check_range(self, "num_threads", 1, MAX_THREADS)
         _check_range(self, "kv_cache_memory_bytes", 1)
         _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
         _check_range(self, "long_prefill_token_threshold", 0)

@@ -20,6 +20,7 @@ class Model(Protocol):
     LAYER_PREFIX: str  # of the names in LAYER_WEIGHTS, with {layer}
     LAYER_WEIGHTS: ClassVar[dict[str, Weight]]
     config: ModelConfig
+    layers: Sequence[Any]  # a dataclass of weights for each
 
     def __init__(
         self,

@@ -124,33 +124,36 @@ class ProgramExecutor:
 
 
 def _assign_buffers(nodes: list[Node], output: Value, native: Any) -> dict[Value, int]:
-    """A buffer of the workspace for each root value; one is used again after its value's last reader.
+    """A buffer of the workspace for each root value, used again by others after the value's last reader:
 
-    The step's hidden state is read by `logits` after `run` and never shares its buffer, since the two domains do not
-    share any: a value's last use counts over both.
+    node i writes value ──── node j reads it ──── node last_use reads it │ from here on its buffer is spare
     """
-    last_use = {value.root: i for i, node in enumerate(nodes) for value in node.inputs}
-    last_use[output.root] = len(nodes)
-    # The hidden state must outlive `run`, also where several chunks of logits are taken from it.
-    for node in nodes:
-        if node.op == "take_rows":
-            last_use[node.inputs[0].root] = len(nodes)
+    last_use = _last_uses(nodes, output)
     buffers: dict[Value, int] = {}
-    free: dict[tuple[str, int], list[int]] = {}
+    spare: dict[tuple[str, int], list[int]] = {}  # by domain and columns
     for i, node in enumerate(nodes):
-        value = node.output
-        if value is not None:
+        ended = [value for value in dict.fromkeys(v.root for v in node.inputs) if last_use[value] == i]
+        if node.output is not None:
             residual = node.inputs[1] if node.op == "linear_add" else None
-            if residual is not None and last_use[residual.root] == i and residual.parent is None:
-                buffers[value] = buffers[residual]  # added in place
-                last_use[residual.root] = -1
+            if residual in ended:  # nobody else reads it: add in place
+                buffers[node.output] = buffers[residual]
+                ended.remove(residual)
             else:
-                spare = free.setdefault((value.domain, value.columns), [])
-                buffers[value] = spare.pop() if spare else native.add_buffer(value.domain, value.columns)
-        for used in {value.root for value in node.inputs}:
-            if last_use[used] == i:
-                free.setdefault((used.domain, used.columns), []).append(buffers[used])
+                fitting = spare.setdefault((node.output.domain, node.output.columns), [])
+                buffers[node.output] = (
+                    fitting.pop() if fitting else native.add_buffer(node.output.domain, node.output.columns)
+                )
+        for value in ended:
+            spare.setdefault((value.domain, value.columns), []).append(buffers[value])
     return buffers
+
+
+def _last_uses(nodes: list[Node], output: Value) -> dict[Value, int]:
+    """Root value -> the last node that reads it. What outlives the replay counts as read after the last node: the
+    logits, and the hidden state, from which several chunks of logits may be taken."""
+    last_use = {value.root: i for i, node in enumerate(nodes) for value in node.inputs}
+    hidden_states = [node.inputs[0] for node in nodes if node.op == "take_rows"]
+    return last_use | {value.root: len(nodes) for value in (output, *hidden_states)}
 
 
 def _weight_names(model: Model) -> dict[int, str]:

@@ -1,0 +1,40 @@
+"""Options out of range are refused by name, with the value and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.config import EngineConfig, ServerConfig, engine_environment
+from octavo.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("num_threads", 0, r"in \[1, 256\]"),
+        ("num_threads", 100000, r"in \[1, 256\]"),
+        ("max_num_seqs", 0, "at least 1"),
+        ("max_num_batched_tokens", True, "at least 1"),
+        ("gpu_memory_utilization", 1.5, r"in \[0.01, 1.0\]"),
+        ("block_size", 24, "a multiple of 16"),
+        ("dtype", "int4", "allowed: auto, float32"),
+        ("tensor_parallel_size", 2, "only 1 is supported"),
+        ("quantization", "awq", "no scheme"),
+    ],
+)
+def test_engine_options(option, value, allowed):
+    with pytest.raises(ConfigError, match=f"{option} is {value!r}.*{allowed}") as error:
+        EngineConfig(**{option: value})
+    assert error.value.param == option
+
+
+def test_server_options():
+    with pytest.raises(ConfigError, match=r"port is 70000; it must be in \[0, 65535\]"):
+        ServerConfig(port=70000)
+
+
+def test_what_the_user_has_set_reaches_the_engine_process(monkeypatch):
+    monkeypatch.setenv("PYTHONMALLOC", "debug")
+    monkeypatch.setenv("SOMETHING", "else")
+    assert engine_environment()["PYTHONMALLOC"] == "debug"
+    assert engine_environment()["SOMETHING"] == "else"
