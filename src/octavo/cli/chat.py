@@ -24,6 +24,10 @@ from octavo.cli.sources import (
 from octavo.cli.terminal import Style, show_answer
 from octavo.errors import OctavoError
 
+# A model without sampling defaults of its own samples its whole vocabulary at temperature 1, and a small one that draws
+# one unlikely token drifts off for good. The model's own defaults hold for all else; --min-p 0 turns it off.
+DEFAULT_SAMPLING = {"min_p": 0.1}
+
 COMMANDS = (
     ("/reset", "forget the conversation"),
     ("/system TEXT", "set the system prompt; without TEXT: show it"),
@@ -45,7 +49,7 @@ def run(argv: list[str]) -> int:
         question = sys.stdin.read().strip()
     source = open_source(args)
     try:
-        conversation = Conversation(source, sampling_from_args(args), sys.stdout, args.system)
+        conversation = Conversation(source, DEFAULT_SAMPLING | sampling_from_args(args), sys.stdout, args.system)
         if question is not None:
             conversation.answer(question)
         else:

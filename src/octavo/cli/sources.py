@@ -74,7 +74,11 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         ("temperature", parse_number, "0 is greedy"),
         ("top-p", parse_number, "share of probability to sample from, in [0, 1]"),
         ("top-k", parse_count, "number of tokens to sample from; 0: all"),
-        ("min-p", parse_number, "least probability relative to the most likely token, in [0, 1]"),
+        (
+            "min-p",
+            parse_number,
+            "least probability relative to the likeliest token, in [0, 1]; chat: 0.1 unless given",
+        ),
         ("seed", parse_count, "the same seed gives the same answer"),
     ):
         metavar = "X" if kind is parse_number else "N"

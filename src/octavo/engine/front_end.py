@@ -80,7 +80,7 @@ def default_sampling_params(generation_config: Mapping[str, Any], mode: str) -> 
     """What `--generation-config` (`mode`) makes of a model's generation_config.json. Raises ConfigError."""
     if mode in ("octavo", "vllm"):
         return SamplingDefaults({}, f"--generation-config {mode}")
-    origin = "the model's generation_config.json"
+    origin = "the model's generation_config.json" if generation_config else "the model names none"
     if mode != "auto":
         file = Path(mode) / "generation_config.json"
         try:
