@@ -83,6 +83,7 @@ def test_one_message(fake_server: Any, capsys: pytest.CaptureFixture[str]) -> No
         "stream_options": {"include_usage": True},
         "max_tokens": 9,
         "temperature": 0.0,
+        "min_p": 0.1,  # what a chat leaves out where nothing else is asked for
         "stop": ["x"],
     }
 
