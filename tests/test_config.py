@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.config import EngineConfig, ServerConfig, engine_environment
+from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import ConfigError
 
 
@@ -31,10 +31,3 @@ def test_engine_options(option, value, allowed):
 def test_server_options():
     with pytest.raises(ConfigError, match=r"port is 70000; it must be in \[0, 65535\]"):
         ServerConfig(port=70000)
-
-
-def test_what_the_user_has_set_reaches_the_engine_process(monkeypatch):
-    monkeypatch.setenv("PYTHONMALLOC", "debug")
-    monkeypatch.setenv("SOMETHING", "else")
-    assert engine_environment()["PYTHONMALLOC"] == "debug"
-    assert engine_environment()["SOMETHING"] == "else"

@@ -29,16 +29,6 @@ def environment(name: str, default: str | None = None) -> str | None:
     return os.environ.get(f"OCTAVO_{name}", default)
 
 
-def engine_environment() -> dict[str, str]:
-    """The environment of an engine process: ours, with the interpreter's heap in 2 MB pages (glibc 2.35 or newer).
-
-    Between two steps of Python stream all weights of the model. What the interpreter touches next is then a miss in
-    every cache, and in 4 KB pages one in the page tables too: 1.5 of 17.5 ms of a step of SmolLM2.
-    """
-    heap = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    return heap | os.environ
-
-
 def _check_choices(config: Any) -> None:
     for f in dataclasses.fields(config):
         choices, value = f.metadata.get("choices"), getattr(config, f.name)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from octavo import errors
-from octavo.config import EngineConfig, engine_environment
+from octavo.config import EngineConfig
 from octavo.engine.messages import (
     AbortRequests,
     EngineInfo,
@@ -158,9 +158,7 @@ class ProcessClient:
         with engine_stdin:
             # Its stdout is our stderr: a library that prints must not get into a program's output. A process group of
             # its own: Ctrl-C in a terminal is for us, and we decide what becomes of the engine.
-            self._process = subprocess.Popen(
-                self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0, env=engine_environment()
-            )
+            self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0)
         with contextlib.suppress(ConnectionError):  # it died before it read the line: seen just below
             lifeline.sendall(msgspec.json.encode(start) + b"\n")
 
