@@ -62,16 +62,13 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("shape", [](const Matrix& self) { return std::make_tuple(self.rows(), self.columns()); })
       .def_prop_ro("dtype",
                    [](const Matrix& self) { return self.dtype() == DType::kBFloat16 ? "bfloat16" : "float32"; })
-      .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul)
-      .def_prop_ro("bytes", &Matrix::bytes);
+      .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul);
 
   nb::class_<KVCache>(m, "KVCache")
-      .def("__init__",
-           [](KVCache* self, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
-              const std::string& dtype) {
-             new (self) KVCache(num_blocks, block_size, num_kv_heads, head_dim, parse_dtype(dtype));
-           })
-      .def_prop_ro("bytes", &KVCache::bytes);
+      .def("__init__", [](KVCache* self, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
+                          const std::string& dtype) {
+        new (self) KVCache(num_blocks, block_size, num_kv_heads, head_dim, parse_dtype(dtype));
+      });
 
   m.def(
       "decode",

@@ -25,7 +25,6 @@ struct Float32Tile {
   using Operand = float;
   using Weights = Vec;
   static constexpr int kStep = 1;
-  static constexpr DType kDType = DType::kFloat32;
 
   static Weights load(const Weight* w) { return Vec::load(w); }
   static Vec multiply_add(Vec acc, Weights w, const Operand* a) { return fma(w, Vec::set1(*a), acc); }
@@ -37,7 +36,6 @@ struct BFloat16Tile {
   using Operand = PairOperand;
   using Weights = Pairs;
   static constexpr int kStep = 2;
-  static constexpr DType kDType = DType::kBFloat16;
 
   static Weights load(const Weight* w) { return Pairs::load(w); }
   static Vec multiply_add(Vec acc, Weights w, const Operand* a) { return dot(acc, w, a); }

@@ -10,7 +10,6 @@
 namespace octavo {
 
 struct Vec {
-  static constexpr int kSize = 16;
   __m256 a, b;
 
   static Vec zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }

@@ -10,7 +10,6 @@
 namespace octavo {
 
 struct Vec {
-  static constexpr int kSize = 16;
   __m512 v;
 
   static Vec zero() { return {_mm512_setzero_ps()}; }

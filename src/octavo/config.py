@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from octavo.errors import ConfigError
 
-MAX_THREADS = 256  # of the kernels: more than the cores of any one machine we know, fewer than a process may start
+MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
 
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, unit: str | None = None) -> Any:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from octavo.models.config import ModelConfig
+from octavo.runtime.memory import workspace_bytes
 from support.checkpoints import tiny_llama
 from support.engines import all_logits, make_engine
 
@@ -29,6 +33,18 @@ def test_a_layer_is_eight_instructions(tmp_path):
     assert ops_of(engine) == ["embedding", *FUSED_LAYER * 3, "take_rows", "rms_norm", "linear"]
     names = [instruction.name for instruction in engine.runner.executor.instructions()]
     assert "layers.2.gate_up" in names and "lm_head" in names
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_workspace_is_what_the_plan_says(tmp_path, fused):
+    path = tiny_llama(tmp_path, intermediate_size=192 if fused else 40)
+    model = ModelConfig.from_hf(json.loads((path / "config.json").read_text()))
+    actual = make_engine(path, max_num_batched_tokens=100).runner.executor.native.workspace_bytes
+    planned = workspace_bytes(model, 100)
+    gate_up = 100 * 4 * (2 * 192 + 16)
+    # Exact but for the page at the end, the gate_up rows that fusion saves, and buffers of equal width that are shared.
+    shared = 100 * 4 * (64 + 16)
+    assert planned - (gate_up if fused else 0) - shared <= actual <= planned + 4096
 
 
 def test_halves_that_are_no_whole_panels_are_not_fused(tmp_path):

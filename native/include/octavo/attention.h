@@ -26,7 +26,6 @@ class KVCache {
   int64_t block_size() const { return block_size_; }
   int64_t step() const { return dtype_ == DType::kBFloat16 ? 2 : 1; }
   int64_t padded_head_dim() const { return round_up(head_dim_, 16); }
-  size_t bytes() const { return keys_.bytes() + values_.bytes(); }
 
   template <class T>
   T* keys(int64_t tile, int64_t head) const {

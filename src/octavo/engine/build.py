@@ -21,8 +21,8 @@ from octavo.models.config import ModelConfig
 from octavo.models.registry import Model, model_class
 from octavo.ops.api import DType
 from octavo.ops.cpu import CpuBackend
-from octavo.runtime.memory import MemoryPlan, available_memory, plan_memory
-from octavo.runtime.program import MAX_LOGITS, EagerExecutor, ProgramExecutor
+from octavo.runtime.memory import MemoryPlan, available_memory, plan_memory, workspace_bytes
+from octavo.runtime.program import EagerExecutor, ProgramExecutor
 from octavo.runtime.runner import Executor, Runner
 from octavo.sampling.sampler import Sampler
 
@@ -39,7 +39,7 @@ def build_engine(config: EngineConfig) -> Engine:
         model_config,
         kv_dtype,
         weights=weight_bytes(model_config, dtype),
-        workspace=_workspace_bytes(config, model_config),
+        workspace=workspace_bytes(model_config, config.max_num_batched_tokens),
         available=available_memory(),
     )
     model_config.check_max_model_len(plan.max_model_len)
@@ -58,12 +58,6 @@ def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
     if config.dtype == "auto":
         return checkpoint.dtype
     return "float32" if config.dtype in ("float", "float32") else "bfloat16"
-
-
-def _workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
-    """About what the program's buffers will take: the residual stream, and the widest rows of a layer."""
-    columns = 3 * model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate_size
-    return 4 * (config.max_num_batched_tokens * columns + MAX_LOGITS * (model.vocab_size + 2 * model.hidden_size))
 
 
 def _executor(config: EngineConfig, model: Model, backend: CpuBackend, kv_caches: list[Any]) -> Executor:

@@ -10,6 +10,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.models.config import ModelConfig
 from octavo.ops.api import DType
+from octavo.runtime.program import MAX_LOGITS
 
 GiB = 2**30
 DEFAULT_UTILIZATION = 0.92
@@ -70,6 +71,20 @@ def kv_block_bytes(model: ModelConfig, block_size: int, kv_dtype: DType) -> int:
     """Keys keep their dimensions, values are padded to whole vectors of 16 (native/include/octavo/attention.h)."""
     keys, values = -(-model.head_dim // 2) * 2, -(-model.head_dim // 16) * 16
     return model.num_layers * block_size * model.num_kv_heads * (keys + values) * _ITEMSIZE[kv_dtype]
+
+
+def workspace_bytes(model: ModelConfig, max_tokens: int) -> int:
+    """The most that the program's buffers take: one for the residual stream and one for each kind of value that is live
+    beside it. Rows are an odd number of cache lines apart (native/kernels/program.cpp)."""
+    qkv = model.q_size + 2 * model.kv_size
+    gate_up = 2 * model.intermediate_size  # not there where its product with silu is fused
+    token_row = [model.hidden_size, model.hidden_size, qkv, model.q_size, gate_up, model.intermediate_size]
+    logit_row = [model.hidden_size, model.hidden_size, model.vocab_size]
+
+    def row_bytes(widths: list[int]) -> int:
+        return 4 * sum(-(-width // 16) * 16 | 16 for width in widths)
+
+    return max_tokens * row_bytes(token_row) + MAX_LOGITS * row_bytes(logit_row)
 
 
 def _kv_budget(config: EngineConfig, left: int, available: int) -> int:
