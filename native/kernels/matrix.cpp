@@ -10,7 +10,8 @@ namespace octavo {
 DType parse_dtype(std::string_view name) {
   if (name == "float32") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
-  throw std::invalid_argument("dtype is '" + std::string(name) + "'; allowed: float32, bfloat16");
+  if (name == "int8") return DType::kInt8;
+  throw std::invalid_argument("dtype is '" + std::string(name) + "'; allowed: float32, bfloat16, int8");
 }
 
 namespace {
