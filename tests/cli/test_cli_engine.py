@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli.bench_common import percentiles
+from octavo.cli.bench.report import percentiles
 from octavo.cli.inspect import find_repeat
 from octavo.cli.main import main
 from octavo.cli.profile import Shape

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from octavo.cli.bench_common import show_table
+from octavo.cli.bench.report import show_table
 from octavo.cli.flags import add_config_flags, config_from_args, parse_count
 from octavo.cli.parser import Parser
 from octavo.cli.serve import MODEL_HELP

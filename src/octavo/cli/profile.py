@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.cli.bench_common import show_table
+from octavo.cli.bench.report import show_table
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,17 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 
-from octavo.cli.bench_common import (
-    PERCENTILES,
-    RandomPrompts,
-    greedy,
-    make_llm,
-    make_parser,
-    parse,
-    percentiles,
-    show_table,
-    write_json,
-)
+from octavo.cli.bench.common import RandomPrompts, greedy, make_llm, make_parser, parse
+from octavo.cli.bench.report import PERCENTILES, percentiles, show_table, write_json
 
 
 def run(argv: list[str]) -> int:
@@ -35,7 +26,7 @@ def run(argv: list[str]) -> int:
     params = greedy(args.output_len)
     latencies: list[float] = []
     with make_llm(config) as llm:
-        prompts = RandomPrompts(llm, config.seed)
+        prompts = RandomPrompts(llm.get_tokenizer().vocab_size, config.seed)
         for i in range(args.num_iters_warmup + args.num_iters):
             batch = prompts.take(args.batch_size, args.input_len)
             began = time.perf_counter()
@@ -54,5 +45,5 @@ def run(argv: list[str]) -> int:
         [("seconds", *(f"{s:.3f}" for s in (figures["avg_latency"], *figures["percentiles"].values())))],
     )
     print(f"output tokens per second, by the median: {figures['output_tokens_per_second']:.1f}")
-    write_json(args.output_json, figures, config)
+    write_json(args, figures, config)
     return 0

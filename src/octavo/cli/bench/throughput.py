@@ -7,17 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.bench_common import (
-    PERCENTILES,
-    RandomPrompts,
-    greedy,
-    make_llm,
-    make_parser,
-    parse,
-    percentiles,
-    show_table,
-    write_json,
-)
+from octavo.cli.bench.common import RandomPrompts, greedy, make_llm, make_parser, parse
+from octavo.cli.bench.report import PERCENTILES, percentiles, show_table, write_json
 
 if TYPE_CHECKING:
     from octavo.request import RequestOutput
@@ -35,7 +26,7 @@ def run(argv: list[str]) -> int:
     )
     args, config = parse(parser, argv, {"num_prompts": 1, "input_len": 1, "output_len": 1})
     with make_llm(config) as llm:
-        prompts = RandomPrompts(llm, config.seed)
+        prompts = RandomPrompts(llm.get_tokenizer().vocab_size, config.seed)
         llm.generate(prompts.take(2, args.input_len), greedy(2), use_tqdm=False)  # warm-up
         batch = prompts.take(args.num_prompts, args.input_len)
         began = time.perf_counter()
@@ -58,7 +49,7 @@ def run(argv: list[str]) -> int:
         f"{figures['requests_per_second']:.2f} requests/s, {figures['tokens_per_second']:.1f} tokens/s, "
         f"of them output {figures['output_tokens_per_second']:.1f} tokens/s"
     )
-    write_json(args.output_json, figures, config)
+    write_json(args, figures, config)
     return 0
 
 

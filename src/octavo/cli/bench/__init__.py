@@ -1,0 +1,14 @@
+"""`octavo bench …`: the table of benchmarks."""
+
+from __future__ import annotations
+
+from octavo.cli.dispatch import Command, dispatch
+
+COMMANDS = (
+    Command("latency", "octavo.cli.bench.latency", "seconds that one batch takes"),
+    Command("throughput", "octavo.cli.bench.throughput", "tokens per second of many requests at once"),
+)
+
+
+def run(argv: list[str]) -> int:
+    return dispatch("octavo bench", "Measure octavo, the machine under it, or a server.", COMMANDS, argv)
