@@ -7,6 +7,7 @@ from octavo.cli.dispatch import Command, dispatch
 COMMANDS = (
     Command("latency", "octavo.cli.bench.latency", "seconds that one batch takes"),
     Command("throughput", "octavo.cli.bench.throughput", "tokens per second of many requests at once"),
+    Command("quality", "octavo.cli.bench.quality", "distance of the next-token distribution from float32's"),
 )
 
 

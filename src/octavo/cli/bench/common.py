@@ -8,7 +8,7 @@ import random
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo.cli.flags import add_config_flags, config_from_args, flag_name, parse_count
 from octavo.cli.parser import Parser
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.engine.engine import Engine
     from octavo.llm import LLM
     from octavo.request import SamplingParams
+    from octavo.runtime.runner import Runner
 
 Counts = tuple[int, ...]
 
@@ -53,7 +54,7 @@ def parse_counts(text: str) -> Counts:
 
 def parse_args(parser: Parser, argv: list[str], at_least: dict[str, int]) -> argparse.Namespace:
     """`at_least`: the least that an option (each of a list) may be. The result's `command_line` is `argv` as typed."""
-    args = parser.parse_args(argv)
+    args: argparse.Namespace = parser.parse_args(argv)
     for name, low in at_least.items():
         value = getattr(args, name)
         least = value if isinstance(value, int) else min(value)
@@ -85,9 +86,15 @@ def engine_of(llm: LLM) -> Engine:
     return llm._engine
 
 
+def runner_of(engine: Engine) -> Runner:
+    """The compute plane of an engine in this process."""
+    return cast("Runner", engine.runner)
+
+
 def greedy(output_len: int, *, detokenize: bool = False) -> SamplingParams:
     """Greedy, and exactly `output_len` tokens."""
     from octavo.request import SamplingParams
+    from octavo.runtime.runner import Runner
 
     return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=detokenize)
 

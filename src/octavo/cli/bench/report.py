@@ -55,12 +55,16 @@ def write_json(args: argparse.Namespace, figures: dict[str, Any], config: Engine
 
 
 def machine() -> dict[str, Any]:
-    """What `octavo collect-env` says, without the places of files."""
+    """What `octavo collect-env` says, without places of files and names of builds."""
     from octavo.cli.collect_env import collect
 
     facts = collect()
     del facts["octavo"]  # stands beside it
-    return {**facts, "python": facts["python"].partition(" ")[0]}
+    return {
+        **facts,
+        "python": facts["python"].partition(" ")[0],
+        "system": facts["system"].partition(",")[0],
+    }
 
 
 def _commit() -> str | None:
