@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo.cli.bench.report import show_table
 from octavo.errors import ConfigError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo.engine.engine import Engine
     from octavo.engine.messages import EngineInfo
     from octavo.models.config import ModelConfig
-    from octavo.ops.api import Batch
+    from octavo.ops.api import Batch, DType
     from octavo.runtime.program import Instruction, ProgramExecutor
 
 WARMUP = 3  # repetitions before the timed ones
@@ -68,20 +68,45 @@ def profile(engine: Engine, executor: ProgramExecutor, model: ModelConfig, shape
     """Raises ConfigError for a step that the engine could not have."""
     from octavo.ops.cpu import CpuBackend
 
-    batch = _batch(engine, shape)
-    samples = []  # seconds, [num_iters][instruction]
-    for _ in range(WARMUP + num_iters):
-        executor.native.set_profiling(True)  # from zero again
-        executor.run(batch)
-        executor.logits(0, shape.num_requests)
-        samples.append(executor.native.seconds)
-    seconds = [statistics.median(times) for times in zip(*samples[WARMUP:], strict=True)]
+    batch = made_up_batch(engine, shape)
+    seconds = time_program(executor, batch, shape.num_requests, num_iters)
     backend = CpuBackend(variant=engine.info.isa, num_threads=engine.info.num_threads)
     return Profile(
         _sum_up(executor.instructions(), seconds, model, shape, engine.info),
         backend.native.measure_bandwidth(backend.pool, BANDWIDTH_BYTES),
         backend.native.measure_flops(backend.pool, engine.info.dtype),
     )
+
+
+def time_program(
+    executor: ProgramExecutor,
+    batch: Batch,
+    num_logits: int,
+    num_iters: int,
+    before_each: Callable[[], object] = lambda: None,
+) -> list[float]:
+    """The median seconds of each instruction; `before_each` run is not counted."""
+    samples = []  # seconds, [num_iters][instruction]
+    for _ in range(WARMUP + num_iters):
+        before_each()
+        executor.native.set_profiling(True)  # from zero again
+        executor.run(batch)
+        executor.logits(0, num_logits)
+        samples.append(executor.native.seconds)
+    executor.native.set_profiling(False)
+    return [statistics.median(times) for times in zip(*samples[WARMUP:], strict=True)]
+
+
+def kv_token_bytes(model: ModelConfig, info: EngineInfo) -> float:
+    """Bytes that K and V of one token take in one layer."""
+    from octavo.runtime.memory import kv_block_bytes
+
+    return kv_block_bytes(model, info.block_size, kv_dtype(info)) / info.block_size / model.num_layers
+
+
+def kv_dtype(info: EngineInfo) -> DType:
+    named = info.cache_config["cache_dtype"]
+    return cast("DType", info.dtype if named == "auto" else named)
 
 
 def show_profile(result: Profile, shape: Shape, info: EngineInfo) -> None:
@@ -120,12 +145,8 @@ def _row(cost: OpCost, result: Profile, total: float) -> tuple[str, ...]:
     )
 
 
-def _batch(engine: Engine, shape: Shape) -> Batch:
-    """Random tokens; request r has its own blocks, one after the other. What the cache holds does not matter."""
-    import numpy as np
-
-    from octavo.ops.api import Batch
-
+def made_up_batch(engine: Engine, shape: Shape) -> Batch:
+    """Raises ConfigError for a step that the engine could not have. What the cache holds does not matter."""
     info, scheduler = engine.info, engine.scheduler
     blocks_each = -(-shape.context_len // info.block_size)
     rows = shape.num_requests * shape.num_tokens
@@ -137,12 +158,24 @@ def _batch(engine: Engine, shape: Shape) -> Batch:
     ):
         if not low <= value <= high:
             raise ConfigError(f"{name} is {value}; it must be in [{low}, {high}]")
-    tables = np.arange(shape.num_requests * blocks_each, dtype=np.int32).reshape(shape.num_requests, blocks_each)
+    return batch_of(shape, info.block_size, info.vocab_size)
+
+
+def batch_of(shape: Shape, block_size: int, vocab_size: int, *, shuffle: bool = False) -> Batch:
+    """Random tokens; request r has its own blocks, one after the other, or scattered where `shuffle`."""
+    import numpy as np
+
+    from octavo.ops.api import Batch
+
+    random = np.random.default_rng(0)
+    rows, blocks_each = shape.num_requests * shape.num_tokens, -(-shape.context_len // block_size)
+    blocks = np.arange(shape.num_requests * blocks_each, dtype=np.int32)
+    tables = (random.permutation(blocks) if shuffle else blocks).reshape(shape.num_requests, blocks_each)
     positions = np.arange(shape.context_len - shape.num_tokens, shape.context_len, dtype=np.int32)
-    slots = tables[:, positions // info.block_size] * info.block_size + positions % info.block_size  # [R, tokens]
+    slots = tables[:, positions // block_size] * block_size + positions % block_size  # [R, tokens]
     query_start = np.arange(0, rows + 1, shape.num_tokens, dtype=np.int32)
     return Batch(
-        token_ids=np.random.default_rng(0).integers(0, info.vocab_size, rows).astype(np.int32),
+        token_ids=random.integers(0, vocab_size, rows).astype(np.int32),
         positions=np.tile(positions, shape.num_requests),
         slot_mapping=slots.reshape(-1).astype(np.int32),
         query_start=query_start,
@@ -156,7 +189,7 @@ def _sum_up(
     instructions: Sequence[Instruction], seconds: Sequence[float], model: ModelConfig, shape: Shape, info: EngineInfo
 ) -> list[OpCost]:
     costs: dict[tuple[str, str], OpCost] = {}
-    itemsize = 2 if info.cache_config["cache_dtype"] == "bfloat16" or info.dtype == "bfloat16" else 4
+    kv_bytes = kv_token_bytes(model, info)
     for line, spent in zip(instructions, seconds, strict=True):
         name = "" if line.name == line.op else re.sub(r"^layers\.\d+\.", "", line.name)
         cost = costs.setdefault((line.op, name), OpCost(line.op, name))
@@ -167,8 +200,8 @@ def _sum_up(
         cost.flops += 2 * line.macs * rows
         if line.op == "attention":
             # K and V of every token of the context once; q·k and p·v for every token attended to.
-            cost.bytes += 2 * shape.num_requests * shape.context_len * model.kv_size * itemsize
+            cost.bytes += shape.num_requests * shape.context_len * kv_bytes
             cost.flops += 4 * shape.num_attended * model.q_size
         elif line.op in ("write_kv", "rope_write_kv"):
-            cost.bytes += 2 * rows * model.kv_size * itemsize
+            cost.bytes += rows * kv_bytes
     return list(costs.values())

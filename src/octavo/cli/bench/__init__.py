@@ -8,6 +8,7 @@ COMMANDS = (
     Command("latency", "octavo.cli.bench.latency", "seconds that one batch takes"),
     Command("throughput", "octavo.cli.bench.throughput", "tokens per second of many requests at once"),
     Command("quality", "octavo.cli.bench.quality", "distance of the next-token distribution from float32's"),
+    Command("kernels", "octavo.cli.bench.kernels", "a model's matrix products and attention, against the machine"),
 )
 
 

@@ -39,10 +39,14 @@ def add_count_options(parser: Parser, counts: Sequence[tuple[str, int | Counts, 
     group = parser.add_argument_group("benchmark")
     for flag, default, text in counts:
         if isinstance(default, int):
-            kind, metavar, shown = parse_count, "N", str(default)
+            group.add_argument(
+                flag, type=parse_count, default=default, metavar="N", help=f"{text} (default: {default})"
+            )
         else:
-            kind, metavar, shown = parse_counts, "N,N,…", ",".join(map(str, default))
-        group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {shown})")
+            shown = ",".join(map(str, default))
+            group.add_argument(
+                flag, type=parse_counts, default=default, metavar="N,N,…", help=f"{text} (default: {shown})"
+            )
     group.add_argument("--output-json", type=Path, metavar="FILE", help="write all figures to this file")
     return group
 
@@ -94,7 +98,6 @@ def runner_of(engine: Engine) -> Runner:
 def greedy(output_len: int, *, detokenize: bool = False) -> SamplingParams:
     """Greedy, and exactly `output_len` tokens."""
     from octavo.request import SamplingParams
-    from octavo.runtime.runner import Runner
 
     return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=detokenize)
 
