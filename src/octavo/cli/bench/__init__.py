@@ -9,6 +9,7 @@ COMMANDS = (
     Command("throughput", "octavo.cli.bench.throughput", "tokens per second of many requests at once"),
     Command("quality", "octavo.cli.bench.quality", "distance of the next-token distribution from float32's"),
     Command("kernels", "octavo.cli.bench.kernels", "a model's matrix products and attention, against the machine"),
+    Command("step", "octavo.cli.bench.step", "where the time of a decoding step goes"),
 )
 
 
