@@ -22,6 +22,7 @@ class FakeServer(ThreadingHTTPServer):
         self.words = ["Grass ", "is ", "grün 😀", "."]
         self.status = 200
         self.failure: str | None = None  # sent as an error event in the middle of a stream
+        self.num_good = 0  # streams that end well before any fails
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client may leave in the middle of an answer, when it has read an error event: nothing to print."""
@@ -50,8 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        num_streams = sum(sent is not None for _, sent, _ in self.server.requests)
         for i, word in enumerate(self.server.words):
-            if self.server.failure and i == 2:
+            if self.server.failure and num_streams > self.server.num_good and i == 2:
                 self._chunk(f"data: {json.dumps({'error': {'message': self.server.failure}})}\n\n")
                 break
             text = {"delta": {"content": word}} if "chat" in self.path else {"text": word}

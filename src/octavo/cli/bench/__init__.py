@@ -10,6 +10,7 @@ COMMANDS = (
     Command("quality", "octavo.cli.bench.quality", "distance of the next-token distribution from float32's"),
     Command("kernels", "octavo.cli.bench.kernels", "a model's matrix products and attention, against the machine"),
     Command("step", "octavo.cli.bench.step", "where the time of a decoding step goes"),
+    Command("serve", "octavo.cli.bench.serve", "a load for a running server, of any make"),
 )
 
 
