@@ -11,6 +11,7 @@ COMMANDS = (
     Command("kernels", "octavo.cli.bench.kernels", "a model's matrix products and attention, against the machine"),
     Command("step", "octavo.cli.bench.step", "where the time of a decoding step goes"),
     Command("serve", "octavo.cli.bench.serve", "a load for a running server, of any make"),
+    Command("startup", "octavo.cli.bench.startup", "seconds from a fresh process to the first token"),
 )
 
 
