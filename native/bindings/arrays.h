@@ -6,6 +6,8 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "octavo/attention.h"
 #include "octavo/types.h"
@@ -25,20 +27,27 @@ inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+// The logits of a step, as the program left them.
+struct LogitRows {
+  View view;
+};
+
 inline View view(const Floats2D& array) {
   require(array.shape(1) <= 1 || array.stride(1) == 1, "the columns of an array must be contiguous");
   return {array.data(), static_cast<int64_t>(array.shape(0)), static_cast<int64_t>(array.shape(1)),
           static_cast<int64_t>(array.stride(0))};
 }
 
-// The arrays of a Batch (ops/api.py), kept alive for as long as the kernels read them.
+// The arrays of a Batch (ops/api.py), kept alive for as long as the kernels read them: those given, or `ints`.
 struct StepArrays {
   StepArrays(Ints1D token_ids, Ints1D positions, Ints1D slot_mapping, Ints1D query_start, Ints1D seq_lens,
              Ints2D block_tables, Ints1D logit_rows);
+  StepArrays(std::vector<int32_t> ints, const Step& step) : ints(std::move(ints)), step(step) {}
 
   Ints1D token_ids, positions, slot_mapping, query_start, seq_lens;
   Ints2D block_tables;
   Ints1D logit_rows;
+  std::vector<int32_t> ints;
   Step step;
 };
 

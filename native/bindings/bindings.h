@@ -7,7 +7,8 @@ namespace octavo {
 
 void bind_memory(nanobind::module_& m);   // ThreadPool, Matrix, KVCache, decode
 void bind_kernels(nanobind::module_& m);  // StepArrays, the kernels one by one
-void bind_program(nanobind::module_& m);  // Program
+void bind_step(nanobind::module_& m);     // StepArrays from a plan
+void bind_program(nanobind::module_& m);  // Program, LogitRows
 void bind_limits(nanobind::module_& m);   // what the machine can do
 void bind_sampler(nanobind::module_& m);  // SamplerRow, sample, token_logprobs
 

@@ -6,6 +6,7 @@ NB_MODULE(OCTAVO_MODULE, m) {
   nanobind::set_leak_warnings(false);
   octavo::bind_memory(m);
   octavo::bind_kernels(m);
+  octavo::bind_step(m);
   octavo::bind_program(m);
   octavo::bind_limits(m);
   octavo::bind_sampler(m);

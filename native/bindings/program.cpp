@@ -29,6 +29,18 @@ void bind_program(nb::module_& m) {
       .def_ro("first", &Slice::first)
       .def_ro("columns", &Slice::columns);
 
+  nb::class_<LogitRows>(m, "LogitRows")
+      .def("__len__", [](const LogitRows& self) { return self.view.rows; })
+      .def(
+          "__array__",
+          [](LogitRows& self, nb::object dtype, nb::object) {
+            const View& v = self.view;
+            const nb::ndarray<nb::numpy, float, nb::ndim<2>> rows(
+                v.data, {static_cast<size_t>(v.rows), static_cast<size_t>(v.columns)}, {}, {v.stride, 1});
+            return nb::cast(rows, nb::rv_policy::copy).attr("astype")(dtype.is_none() ? nb::str("float32") : dtype);
+          },
+          nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(), "Always a copy");
+
   nb::class_<Program>(m, "Program")
       .def(nb::init<ThreadPool&, int64_t, int64_t, int64_t, int64_t, int64_t>(), nb::arg("pool"), nb::arg("max_tokens"),
            nb::arg("max_logits"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), Keep<2>())
@@ -72,6 +84,9 @@ void bind_program(nb::module_& m) {
       .def(
           "run", [](Program& self, const StepArrays& arrays) { self.run(arrays.step); }, Release())
       .def("run_logits", &Program::run_logits, nb::arg("first"), nb::arg("count"), Release())
+      .def(
+          "logit_rows", [](Program& self, Slice slice, int64_t rows) { return LogitRows{self.view(slice, rows)}; },
+          nb::keep_alive<0, 1>(), "The first rows of the logits, for the sampler: valid until the next run")
       .def(
           "rows",
           [](Program& self, Slice slice, int64_t rows) {

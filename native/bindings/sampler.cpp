@@ -2,9 +2,13 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -12,10 +16,23 @@
 namespace octavo {
 namespace {
 
-View view_rows(const Floats2D& logits, size_t num_rows) {
-  require(logits.shape(0) == num_rows, "logits must have one row for each request");
-  require(logits.shape(1) > 0, "logits must have columns");
-  return view(logits);
+View view_rows(const std::variant<LogitRows, Floats2D>& logits, size_t num_rows) {
+  const auto* rows = std::get_if<LogitRows>(&logits);
+  const View v = rows != nullptr ? rows->view : view(std::get<Floats2D>(logits));
+  require(v.rows == static_cast<int64_t>(num_rows), "logits must have one row for each request");
+  require(v.columns > 0, "logits must have columns");
+  return v;
+}
+
+// The token of each row (-1: none), and by row whatever has more to say.
+nb::tuple as_tokens(std::vector<SampledRow>&& rows) {
+  nb::list token_ids;
+  nb::dict details;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    token_ids.append(rows[i].token_id);
+    if (rows[i].logprobs || rows[i].error) details[nb::int_(i)] = nb::cast(std::move(rows[i]));
+  }
+  return nb::make_tuple(token_ids, details);
 }
 
 }  // namespace
@@ -75,17 +92,22 @@ void bind_sampler(nb::module_& m) {
 
   m.def(
       "sample",
-      [](ThreadPool& pool, Floats2D logits, const std::vector<const SamplerRow*>& rows, LogprobsMode mode) {
+      [](ThreadPool& pool, std::variant<LogitRows, Floats2D> logits, const std::vector<const SamplerRow*>& rows,
+         LogprobsMode mode) {
         const View v = view_rows(logits, rows.size());
-        nb::gil_scoped_release unlocked;
-        return sample(pool, v, rows, mode);
+        std::vector<SampledRow> sampled;
+        {
+          nb::gil_scoped_release unlocked;
+          sampled = sample(pool, v, rows, mode);
+        }
+        return as_tokens(std::move(sampled));
       },
       nb::arg("pool"), nb::arg("logits"), nb::arg("rows"), nb::arg("mode"));
 
   m.def(
       "token_logprobs",
-      [](ThreadPool& pool, Floats2D logits, const std::vector<int32_t>& token_ids, int32_t num_logprobs,
-         int32_t num_vocab_tokens, bool normalised) {
+      [](ThreadPool& pool, std::variant<LogitRows, Floats2D> logits, const std::vector<int32_t>& token_ids,
+         int32_t num_logprobs, int32_t num_vocab_tokens, bool normalised) {
         const View v = view_rows(logits, token_ids.size());
         for (const int32_t id : token_ids)
           require(id >= 0 && id < std::min<int64_t>(v.columns, num_vocab_tokens),

@@ -98,9 +98,10 @@ class EngineRequest:
     arrival_time: float = 0.0  # time.time(), seconds
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it.
+    """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it, but for the two
+    fields that others keep here.
 
     |<------------------- token_ids: prompt + output ------------------->|
     |<-- num_computed_tokens: KV exists -->|<-- still to be computed ---->|
@@ -116,8 +117,9 @@ class Request:
     stop_reason: int | None = None  # the stop token's id; stop strings are the front end's
     first_scheduled_time: float | None = None  # time.time(), seconds
     error: str | None = None
-    block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known; the KV manager's
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of positions 1 … as far as computed
+    block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known; the KV manager's
+    sampling: object = None  # how it samples, from its first token on; the sampler's
 
     @classmethod
     def from_source(cls, source: EngineRequest) -> Request:
@@ -140,8 +142,18 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_left(self) -> int:
+        """Tokens still to be computed."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - len(self.source.prompt_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """They are given out with the first output token: after a preemption, the prompt is not scored again."""
+        return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
 
 
 @dataclass(slots=True)

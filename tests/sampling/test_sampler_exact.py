@@ -86,9 +86,9 @@ def test_a_row_alone_is_the_row_in_a_batch(seeds: list[int], vocab_size: int, mo
 @pytest.mark.parametrize("mode", ["raw_logprobs"])
 def test_the_variants_agree(mode: str) -> None:
     logits = random_logits(1, 200, 1000)
-    rows = scheduled([random_request(i, 1000) for i in range(200)])
     results = []
     for variant in isa.available():
         native = isa.load(variant)
+        rows = scheduled([random_request(i, 1000) for i in range(200)])  # a request belongs to one engine
         results.append(Sampler(native, native.ThreadPool(1), logprobs_mode=mode).sample(logits.copy(), rows))
     assert all(result == results[0] for result in results)

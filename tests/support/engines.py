@@ -82,4 +82,4 @@ def all_logits(engine: Engine, token_ids: list[int]) -> np.ndarray:
     executor = engine.runner.executor
     executor.run(batch)
     chunks = range(0, len(token_ids), MAX_LOGITS)
-    return np.concatenate([executor.logits(i, min(MAX_LOGITS, len(token_ids) - i)).copy() for i in chunks])
+    return np.concatenate([np.array(executor.logits(i, min(MAX_LOGITS, len(token_ids) - i))) for i in chunks])

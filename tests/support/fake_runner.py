@@ -73,11 +73,9 @@ class FakeRunner:
             self.failing.discard(request.request_id)
             return RowResult(error="no token is allowed")
         result = RowResult()
-        if request.params.prompt_logprobs is not None:
-            result.prompt_logprobs = [
-                logprobs_of(request.token_ids[p], history[p - 1])
-                for p in range(row.start + 1, min(end + 1, request.num_prompt_tokens))
-            ]
+        result.prompt_logprobs = [
+            logprobs_of(request.token_ids[p + 1], history[p]) for p in range(row.start, row.start + row.num_scored)
+        ]
         if row.samples:
             result.token_id = sample(request.source, history[-1], request.num_output_tokens)
             if request.params.logprobs is not None:

@@ -43,7 +43,7 @@ def request(
 
 
 def scheduled(requests: Sequence[Request]) -> list[ScheduledRequest]:
-    return [ScheduledRequest(r, r.num_tokens - 1, 1, array("i")) for r in requests]
+    return [ScheduledRequest(r, r.num_tokens - 1, 1, array("i"), samples=True) for r in requests]
 
 
 def random_logits(seed: int, num_rows: int, num_columns: int) -> Logits:

@@ -45,7 +45,7 @@ class KVManager:
         self.block_size = block_size
         self.num_lookup_tokens = 0  # looked up at first admissions
         self.num_hit_tokens = 0  # found then
-        self._tables: dict[str, _Table] = {}  # by request_id: those that hold blocks
+        self._tables: dict[Request, _Table] = {}  # of those that hold blocks
 
     @property
     def max_tokens(self) -> int:
@@ -59,7 +59,7 @@ class KVManager:
 
     def block_table(self, request: Request) -> array[int]:
         """The live table: `allocate` appends to it, nothing else changes it."""
-        return self._tables[request.request_id].block_ids
+        return self._tables[request].block_ids
 
     def lookup(self, request: Request) -> list[int]:
         """The cached blocks, in order, of the longest known prefix of a waiting request.
@@ -67,8 +67,7 @@ class KVManager:
         The last token is never among them: its logits are still to be computed. Nor is any other token whose logits
         are wanted, so prompt_logprobs that are not yet given out want the whole prompt computed.
         """
-        wants_prompt_logits = request.params.prompt_logprobs is not None and request.num_output_tokens == 0
-        if not self.pool.enable_prefix_caching or wants_prompt_logits:
+        if not self.pool.enable_prefix_caching or request.wants_prompt_logprobs:
             return []
         block_ids: list[int] = []
         for index in range((request.num_tokens - 1) // self.block_size):
@@ -89,7 +88,7 @@ class KVManager:
         self.pool.share(cached)  # before allocating, which might evict them
         block_ids = array("i", cached)
         block_ids.extend(self.pool.allocate(num_new))
-        self._tables[request.request_id] = _Table(block_ids, num_published=len(cached))
+        self._tables[request] = _Table(block_ids, num_published=len(cached))
         if request.num_preemptions == 0 and self.pool.enable_prefix_caching:
             self.num_lookup_tokens += request.num_tokens
             self.num_hit_tokens += len(cached) * self.block_size
@@ -97,17 +96,18 @@ class KVManager:
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         """Make the table cover the first `num_tokens` tokens. False, and nothing has changed, for want of blocks."""
-        block_ids = self._tables[request.request_id].block_ids
+        block_ids = self._tables[request].block_ids
         num_new = self._num_blocks_for(num_tokens) - len(block_ids)
+        if num_new <= 0:
+            return True
         if num_new > self.pool.num_free:
             return False
-        if num_new > 0:
-            block_ids.extend(self.pool.allocate(num_new))
+        block_ids.extend(self.pool.allocate(num_new))
         return True
 
     def publish(self, request: Request) -> None:
         """Make the blocks known that the request's computed tokens have filled. Call it after the step, not before."""
-        table = self._tables[request.request_id]
+        table = self._tables[request]
         num_full = request.num_computed_tokens // self.block_size
         if num_full == table.num_published or not self.pool.enable_prefix_caching:
             return
@@ -118,7 +118,7 @@ class KVManager:
     def free(self, request: Request) -> None:
         """Give back all blocks, if the request holds any. Published ones stay known until they are needed; the tail
         goes first, since a block without those before it is never found."""
-        table = self._tables.pop(request.request_id, None)
+        table = self._tables.pop(request, None)
         if table is not None:
             self.pool.release(reversed(table.block_ids))
 

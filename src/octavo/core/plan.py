@@ -5,30 +5,30 @@ RequestUpdate is what the control plane made of them.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.request import Request, TokenLogprobs
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class ScheduledRequest:
     """One request's share of a step: tokens [start, start + num_tokens) of `request.token_ids`.
 
-    `block_table[i]` is the block that holds tokens [i * block_size, (i + 1) * block_size). The row samples a token
-    exactly when its share reaches the last token that the request holds.
+    `block_table[i]` is the block that holds tokens [i * block_size, (i + 1) * block_size). What is wanted of the share:
+    its first `num_scored` tokens each score the prompt token after them; its last one `samples` the next token, if it
+    is the last that the request holds.
     """
 
     request: Request
     start: int
     num_tokens: int
     block_table: array[int]
-
-    @property
-    def samples(self) -> bool:
-        return self.start + self.num_tokens == self.request.num_tokens
+    samples: bool
+    num_scored: int = 0
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class StepPlan:
     scheduled: list[ScheduledRequest]
     preempted: list[Request] = field(default_factory=list)
@@ -40,12 +40,11 @@ class StepPlan:
 
 @dataclass(slots=True)
 class RowResult:
-    """What one scheduled request got. `prompt_logprobs` holds one entry for each prompt position p >= 1 whose
-    predecessor was computed in this step, in order; empty unless the request asked for them."""
+    """What one scheduled request got. `prompt_logprobs` has an entry for each of the `num_scored` tokens, in order."""
 
     token_id: int | None = None  # None: the row did not sample
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     error: str | None = None  # this row failed alone (NaN logits, an empty mask …)
 
 
@@ -59,6 +58,6 @@ class RequestUpdate:
     """News of one request after a step. Its end, if it ended, stands in `request.finish_reason`."""
 
     request: Request
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # with the first news only, where the request asked for them

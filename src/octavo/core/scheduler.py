@@ -51,7 +51,7 @@ class Scheduler:
         # The pool's last token can still sample one more, which will never be computed.
         self.max_request_tokens = min(max_model_len, kv.max_tokens + 1)
         self.waiting: list[Request] = []  # in the policy's order
-        self.running: list[Request] = []  # in the order of admission
+        self.running: list[Request] = []  # in the policy's order
         self.num_preemptions = 0
         self.num_steps = 0
         self.step_tokens = 0  # tokens scheduled in the last step
@@ -84,7 +84,7 @@ class Scheduler:
                 param="prompt",
             )
         self._requests[request.request_id] = request
-        self.waiting.insert(bisect_right(self.waiting, self.policy.order(request), key=self.policy.order), request)
+        self._insert(self.waiting, request)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """End these requests, wherever they are, and give their blocks back; unknown and finished ids are ignored."""
@@ -107,9 +107,9 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan, budget: int) -> int:
         """Decodes first, one token each, so that no stream stalls behind a prompt. Returns what is left of `budget`."""
-        unscheduled = deque(
-            sorted(self.running, key=lambda r: (r.num_tokens - r.num_computed_tokens > 1, self.policy.order(r)))
-        )
+        unscheduled = deque(request for request in self.running if request.num_left == 1)
+        if len(unscheduled) < len(self.running):
+            unscheduled.extend(request for request in self.running if request.num_left > 1)
         while unscheduled and budget > 0:
             request = unscheduled[0]
             if self._make_room(request, unscheduled, plan):
@@ -139,16 +139,24 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.time()
             request.num_cached_tokens = num_cached_tokens
-        self.running.append(request)
+        self._insert(self.running, request)
+
+    def _insert(self, queue: list[Request], request: Request) -> None:
+        """Where the policy's order puts it, behind its equals."""
+        queue.insert(bisect_right(queue, self.policy.order(request), key=self.policy.order), request)
 
     def _schedule(self, request: Request, budget: int, others_wait: bool, plan: StepPlan) -> int:
         """Put the request into the plan with as much of `budget` as it may have. Returns how much that is."""
-        if others_wait:
+        start, num_tokens = request.num_computed_tokens, request.num_left
+        if others_wait and num_tokens > 1:
             # Half of what is left, so that a short request overtakes any number of long ones; and no crumbs.
             budget = min(budget, self.long_prefill_token_threshold or max(budget // 2, self.kv.block_size))
-        start = request.num_computed_tokens
-        num_tokens = min(request.num_tokens - start, budget)
-        plan.scheduled.append(ScheduledRequest(request, start, num_tokens, self.kv.block_table(request)))
+        samples = num_tokens <= budget and request.params.max_tokens != 0  # 0: only the prompt is wanted
+        num_tokens = min(num_tokens, budget)
+        row = ScheduledRequest(request, start, num_tokens, self.kv.block_table(request), samples)
+        if request.wants_prompt_logprobs:
+            row.num_scored = min(start + num_tokens, request.num_prompt_tokens - 1) - start
+        plan.scheduled.append(row)
         return num_tokens
 
     def _make_room(self, request: Request, unscheduled: deque[Request], plan: StepPlan) -> bool:
@@ -190,25 +198,26 @@ class Scheduler:
         request = row.request
         if outcome.error is not None:  # nothing it computed in this step becomes known to others
             self._finish(request, FinishReason.ERROR, error=outcome.error)
-            return RequestUpdate(request)
+            return RequestUpdate(request, [])
         request.num_computed_tokens = row.start + row.num_tokens
         self.kv.publish(request)
-        wants_prompt_logprobs = request.params.prompt_logprobs is not None and request.num_output_tokens == 0
-        if wants_prompt_logprobs:
+        prompt_logprobs = None
+        if request.wants_prompt_logprobs:
+            prompt_logprobs = request.prompt_logprobs
             # Entry i is position i + 1: a chunk that is computed again after a preemption replaces its own.
-            request.prompt_logprobs[row.start :] = outcome.prompt_logprobs
-        if not row.samples:
+            prompt_logprobs[row.start :] = outcome.prompt_logprobs
+        if request.num_left > 0:
             return None
-        update = RequestUpdate(request, prompt_logprobs=request.prompt_logprobs if wants_prompt_logprobs else None)
-        if request.params.max_tokens == 0:  # scoring: only the prompt was wanted
+        token_id = outcome.token_id
+        if not row.samples:
             self._finish(request, FinishReason.LENGTH)
-            return update
-        assert outcome.token_id is not None, f"request {request.request_id}: a row that samples has a token"
-        request.token_ids.append(outcome.token_id)
-        update.token_ids.append(outcome.token_id)
-        update.logprobs = None if outcome.logprobs is None else [outcome.logprobs]
-        self._finish_if_due(request, outcome.token_id)
-        return update
+            return RequestUpdate(request, [], None, prompt_logprobs)
+        assert token_id is not None, f"request {request.request_id}: a row that samples has a token"
+        request.token_ids.append(token_id)
+        self._finish_if_due(request, token_id)
+        return RequestUpdate(
+            request, [token_id], None if outcome.logprobs is None else [outcome.logprobs], prompt_logprobs
+        )
 
     def _finish_if_due(self, request: Request, token_id: int) -> None:
         """End the request if its newest token does. Stop beats length on the same token."""

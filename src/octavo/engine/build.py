@@ -50,7 +50,7 @@ def build_engine(config: EngineConfig) -> Engine:
         for _ in range(model_config.num_layers)
     ]
     sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
-    runner = Runner(_executor(config, model, backend, kv_caches), sampler, plan.block_size)
+    runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler)
     return Engine(_scheduler(config, plan), runner, _info(config, model_config, dtype, backend, plan))
 
 
@@ -60,10 +60,12 @@ def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
     return "float32" if config.dtype in ("float", "float32") else "bfloat16"
 
 
-def _executor(config: EngineConfig, model: Model, backend: CpuBackend, kv_caches: list[Any]) -> Executor:
+def _executor(
+    config: EngineConfig, model: Model, backend: CpuBackend, kv_caches: list[Any], block_size: int
+) -> Executor:
     if config.enforce_eager:
-        return EagerExecutor(model, backend, kv_caches)
-    return ProgramExecutor(model, backend, kv_caches, config.max_num_batched_tokens)
+        return EagerExecutor(model, backend, kv_caches, block_size)
+    return ProgramExecutor(model, backend, kv_caches, block_size, config.max_num_batched_tokens)
 
 
 def _scheduler(config: EngineConfig, plan: MemoryPlan) -> Scheduler:

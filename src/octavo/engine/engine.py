@@ -41,7 +41,7 @@ class Engine:
 
     def abort(self, request_ids: Iterable[str]) -> list[TokenDelta]:
         """End these requests at once, at any moment. Returns their last words; unknown ids are ignored."""
-        return [as_delta(RequestUpdate(request)) for request in self.scheduler.abort(request_ids)]
+        return [as_delta(RequestUpdate(request, [])) for request in self.scheduler.abort(request_ids)]
 
     def step(self) -> list[TokenDelta]:
         """Compute one step: the news of every request that has any. Does nothing when no request is unfinished."""

@@ -56,7 +56,7 @@ class Batch:
     query_start: Int32Array  # [R + 1]
     seq_lens: Int32Array  # [R]: tokens in the cache after this step
     block_tables: Int32Array  # [R, max_blocks]: padded with 0
-    logit_rows: Int32Array  # [L]: the token rows whose logits are wanted, ascending
+    logit_rows: Int32Array  # [L]: the token rows whose logits are wanted, in the order they are wanted in
 
 
 class Ops(Protocol):

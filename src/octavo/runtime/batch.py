@@ -1,7 +1,7 @@
 """A plan's integers as arrays: what the ops read in one step. Knows blocks and positions; knows no tensor of floats.
 
-Built in `array.array`s, one row after the other: a decoding step has few integers, and a dozen NumPy calls on them
-would cost more than the loop.
+This is the definition, which eager execution uses. The program's batches are written by native code
+(native/bindings/step.cpp), at a tenth of the cost.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from octavo.core.plan import ScheduledRequest, StepPlan
+from octavo.core.plan import StepPlan
 from octavo.ops.api import Batch, Int32Array
 
 
 def make_batch(plan: StepPlan, block_size: int) -> Batch:
-    """The Batch of a plan; token rows in the plan's order, `logit_rows` those that `wanted_rows` lists."""
+    """The Batch of a plan: token rows in the plan's order, `logit_rows` first those that sample, then those that
+    score."""
     token_ids, positions, slot_mapping = array("i"), array("i"), array("i")
-    query_start, seq_lens, logit_rows = array("i", [0]), array("i"), array("i")
+    query_start, seq_lens, sampling, scored = array("i", [0]), array("i"), array("i"), array("i")
     for row in plan.scheduled:
         start, end = row.start, row.start + row.num_tokens
         token_ids += row.request.token_ids[start:end]
         positions.extend(range(start, end))
         _extend_slots(slot_mapping, row.block_table, start, end, block_size)
         first = query_start[-1]
-        logit_rows.extend(first + i for i in wanted_rows(row))
+        scored.extend(range(first, first + row.num_scored))
         query_start.append(first + row.num_tokens)
+        if row.samples:
+            sampling.append(query_start[-1] - 1)
         seq_lens.append(end)
     return Batch(
         token_ids=_view(token_ids),
@@ -35,18 +38,8 @@ def make_batch(plan: StepPlan, block_size: int) -> Batch:
         query_start=_view(query_start),
         seq_lens=_view(seq_lens),
         block_tables=_stack([row.block_table for row in plan.scheduled]),
-        logit_rows=_view(logit_rows),
+        logit_rows=_view(sampling + scored),
     )
-
-
-def wanted_rows(row: ScheduledRequest) -> Sequence[int]:
-    """Which of a request's rows need logits, counted from its first: those that score a prompt token, where asked for
-    (the row at position p scores the token at p + 1), then the one that samples."""
-    last = row.num_tokens - 1
-    num_scored = 0
-    if row.request.params.prompt_logprobs is not None:
-        num_scored = max(0, min(row.start + row.num_tokens, row.request.num_prompt_tokens - 1) - row.start)
-    return (*range(num_scored), last) if row.samples else range(num_scored)
 
 
 def _extend_slots(slots: array[int], block_table: Sequence[int], start: int, end: int, block_size: int) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from octavo.core.plan import StepPlan
 from octavo.models.registry import Model
 from octavo.ops.api import Batch, Float32Array
 from octavo.ops.cpu import CpuBackend, CpuOps
+from octavo.runtime.batch import make_batch
 from octavo.runtime.fusion import fuse
 from octavo.runtime.trace import Node, SymbolicBatch, TraceOps, Value
 
@@ -35,10 +37,14 @@ class Instruction:
 class EagerExecutor:
     """Runs the model op by op (--enforce-eager)."""
 
-    def __init__(self, model: Model, backend: CpuBackend, kv_caches: Sequence[Any]) -> None:
+    def __init__(self, model: Model, backend: CpuBackend, kv_caches: Sequence[Any], block_size: int) -> None:
         self._model = model
         self._ops = CpuOps(backend)
         self._kv_caches = kv_caches
+        self._block_size = block_size
+
+    def batch(self, plan: StepPlan) -> Batch:
+        return make_batch(plan, self._block_size)
 
     def run(self, batch: Batch) -> None:
         self._batch = batch
@@ -54,8 +60,11 @@ class EagerExecutor:
 class ProgramExecutor:
     """Traces the model once, then replays the native program."""
 
-    def __init__(self, model: Model, backend: CpuBackend, kv_caches: Sequence[Any], max_tokens: int) -> None:
+    def __init__(
+        self, model: Model, backend: CpuBackend, kv_caches: Sequence[Any], block_size: int, max_tokens: int
+    ) -> None:
         config = model.config
+        self._block_size = block_size
         ops = TraceOps()
         batch = SymbolicBatch()
         self._output = model.logits(ops, model.forward(ops, batch, kv_caches), batch)
@@ -70,17 +79,22 @@ class ProgramExecutor:
         for node in nodes:
             self._emit(node)
         self.native.allocate()
+        self._logits = self._place(self._output)
 
-    def run(self, batch: Batch) -> None:
-        self._step = self._backend.step(batch)  # kept alive: run_logits reads it too
+    def batch(self, plan: StepPlan) -> Any:
+        """`make_batch` of the plan, as the kernels read it."""
+        return self._backend.native.make_step(plan.scheduled, self._block_size)
+
+    def run(self, batch: Any) -> None:
+        """`batch`: from `batch`, or a Batch."""
+        self._step = self._backend.step(batch) if isinstance(batch, Batch) else batch  # run_logits reads it too
         self.native.run(self._step)
 
-    def logits(self, first: int, count: int) -> Float32Array:
-        """float32 [count, vocab] of logit rows [first, first + count) of the last batch run; valid until the next
-        call."""
+    def logits(self, first: int, count: int) -> Any:
+        """Logit rows [first, first + count) of the last batch run, where the program left them: valid until the next
+        call. The sampler reads them there; `np.array` copies them."""
         self.native.run_logits(first, count)
-        logits: Float32Array = self.native.rows(self._place(self._output), count)
-        return logits
+        return self.native.logit_rows(self._logits, count)
 
     def instructions(self) -> list[Instruction]:
         return [Instruction(*row) for row in self.native.instructions]

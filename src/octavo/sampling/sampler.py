@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo.core.plan import RowResult, ScheduledRequest
 from octavo.errors import RequestFailedError
@@ -30,6 +29,8 @@ from octavo.sampling.validate import INT32_MAX
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    Logits: TypeAlias = npt.NDArray[np.float32] | Any  # an array, or the program's own rows (native LogitRows)
 
 # In the order in which they act on a row.
 PIPELINE: tuple[Feature, ...] = (
@@ -61,29 +62,23 @@ class Sampler:
         self._pool = pool
         self._mode = getattr(native.LogprobsMode, logprobs_mode)
         self._normalised = logprobs_mode.endswith("_logprobs")
-        # A request's row lives as long as the request: a step may take several calls, each with some of the requests.
-        self._prepared: WeakKeyDictionary[Request, _PreparedRow] = WeakKeyDictionary()
 
-    def sample(self, logits: npt.NDArray[np.float32], rows: Sequence[ScheduledRequest]) -> list[RowResult]:
+    def sample(self, logits: Logits, rows: Sequence[ScheduledRequest]) -> list[RowResult]:
         """float32 [L, V] -> one result for each of the L rows; `logits` may be overwritten.
 
         A row without finite logits, or whose masks leave nothing, has an `error` and no token. Logprobs are finite:
         tokens of probability 0 are left out.
         """
-        native_rows = []
-        for scheduled in rows:
-            request = scheduled.request
-            row = self._prepared.get(request)
-            if row is None:
-                row = self._prepared[request] = self._prepare(request)
-            for feature in row.each_step:
-                feature.collect(row.native, request)
-            native_rows.append(row.native)
-        return [_row_result(sampled) for sampled in self._native.sample(self._pool, logits, native_rows, self._mode)]
+        native_rows = [self._native_row(scheduled.request) for scheduled in rows]
+        token_ids, details = self._native.sample(self._pool, logits, native_rows, self._mode)
+        results = [RowResult(token_id) for token_id in token_ids]
+        for i, sampled in details.items():
+            results[i] = _row_result(sampled)
+        return results
 
     def prompt_logprobs(
         self,
-        logits: npt.NDArray[np.float32],
+        logits: Logits,
         target_token_ids: Sequence[int],
         num_logprobs: int,
         *,
@@ -106,6 +101,16 @@ class Sampler:
             if result.error is not None:
                 raise RequestFailedError(result.error)
         return [_token_logprobs(result.logprobs) for result in results]
+
+    def _native_row(self, request: Request) -> SamplerRow:
+        """The request's settings for its next token. They live as long as the request."""
+        row = request.sampling
+        if row is None:
+            row = request.sampling = self._prepare(request)
+        assert isinstance(row, _PreparedRow)
+        for feature in row.each_step:
+            feature.collect(row.native, request)
+        return row.native
 
     def _prepare(self, request: Request) -> _PreparedRow:
         source = request.source

@@ -162,7 +162,7 @@ def read_logits(llm: LLM, texts: Sequence[Text]) -> Iterator[npt.NDArray[np.floa
             executor.run(batch)
             for first in range(0, len(batch.logit_rows), MAX_LOGITS):
                 count = min(MAX_LOGITS, len(batch.logit_rows) - first)
-                rows.append(np.array(executor.logits(first, count)[:, :vocab_size]))
+                rows.append(np.array(executor.logits(first, count))[:, :vocab_size])
         yield np.concatenate(rows)
 
 

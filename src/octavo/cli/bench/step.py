@@ -93,8 +93,6 @@ class Clocked:
 @contextlib.contextmanager
 def clocks_on(llm: LLM) -> Iterator[StepClock]:
     """Puts a clock around every phase, and takes it away again."""
-    from octavo.runtime import runner as runner_module
-
     clock, engine = StepClock(), engine_of(llm)
     runner = runner_of(engine)
     executor = cast("ProgramExecutor", runner.executor)
@@ -106,7 +104,7 @@ def clocks_on(llm: LLM) -> Iterator[StepClock]:
             (runner.sampler, "_native", sampler),
             (engine, "step", clock.begin_step(engine.step)),
             (engine.scheduler, "schedule", clock.note_size(engine.scheduler.schedule)),
-            (runner_module, "make_batch", clock.timed("make batch", vars(runner_module)["make_batch"])),
+            (executor, "batch", clock.timed("make batch", executor.batch)),
             (executor, "run", clock.timed("run", executor.run)),
             (executor, "logits", clock.timed("logits", executor.logits)),
             (runner.sampler, "sample", clock.timed("sample", runner.sampler.sample)),
