@@ -120,22 +120,19 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of positions 1 … as far as computed
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known; the KV manager's
     sampling: object = None  # how it samples, from its first token on; the sampler's
+    # Of `source`, for those who ask in every step.
+    request_id: str = field(init=False)
+    params: SamplingParams = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.request_id = self.source.request_id
+        self.params = self.source.params
+        self.num_prompt_tokens = len(self.source.prompt_token_ids)
 
     @classmethod
     def from_source(cls, source: EngineRequest) -> Request:
         return cls(source=source, token_ids=array("i", source.prompt_token_ids))
-
-    @property
-    def request_id(self) -> str:
-        return self.source.request_id
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.source.params
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.source.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -148,7 +145,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.source.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:

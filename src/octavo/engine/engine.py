@@ -81,15 +81,11 @@ def _failed(plan: StepPlan, error: Exception) -> StepResult:
 
 def as_delta(update: RequestUpdate) -> TokenDelta:
     request = update.request
-    return TokenDelta(
-        request_id=request.request_id,
-        token_ids=update.token_ids,
-        logprobs=update.logprobs,
-        prompt_logprobs=update.prompt_logprobs,
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        first_scheduled_time=request.first_scheduled_time,
-        error=request.error,
-    )
+    delta = TokenDelta(request.request_id, update.token_ids, update.logprobs)
+    if request.num_output_tokens <= 1 or request.finish_reason is not None:
+        delta.finish_reason, delta.stop_reason, delta.error = request.finish_reason, request.stop_reason, request.error
+        delta.prompt_logprobs = update.prompt_logprobs
+        delta.num_cached_tokens = request.num_cached_tokens
+        delta.num_preemptions = request.num_preemptions
+        delta.first_scheduled_time = request.first_scheduled_time
+    return delta

@@ -1,37 +1,38 @@
-"""What crosses between a client and the engine: plain records that msgspec encodes as they are."""
+"""What crosses between a client and the engine: plain records that msgspec encodes as they are. Those of every step are
+arrays on the wire, as short as their news."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from octavo.config import EngineConfig
 from octavo.request import FinishReason, TokenLogprobs
 
 
-@dataclass(slots=True)
-class TokenDelta:
-    """News of one request after one step: usually one token.
+class TokenDelta(msgspec.Struct, array_like=True):
+    """News of one request after one step: usually one token, and then nothing behind it is set.
 
     `stop_reason` is the stop token's id where one of `stop_token_ids` ended it (stop strings are found by the front
-    end, which sees the text). `num_cached_tokens` and `prompt_logprobs` come with the first delta that has a token;
-    a prompt longer than one step's budget is complete by then.
+    end, which sees the text). The counts and `first_scheduled_time` come with the first news and with the last ones;
+    `prompt_logprobs` with the first: a prompt longer than one step's budget is complete by then.
     """
 
     request_id: str
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None  # positions 1 … num_prompt_tokens - 1
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # positions 1 … num_prompt_tokens - 1
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
     error: str | None = None
 
 
-@dataclass(slots=True)
-class SchedulerStats:
+class SchedulerStats(msgspec.Struct, array_like=True):
     """A picture of the engine after a step; counters count from the engine's start."""
 
     num_running: int = 0
@@ -59,11 +60,10 @@ class EngineInfo:
     cache_config: dict[str, str] = field(default_factory=dict)  # labels of vllm:cache_config_info
 
 
-@dataclass(slots=True)
-class EngineReply:
-    """One message from the engine process to its client."""
+class EngineReply(msgspec.Struct, array_like=True):
+    """One message from the engine process to its client: all the news of a step."""
 
-    deltas: list[TokenDelta] = field(default_factory=list)
+    deltas: list[TokenDelta] = []
     stats: SchedulerStats | None = None
     info: EngineInfo | None = None
     fatal: str | None = None  # the engine cannot start: the message …

@@ -63,7 +63,7 @@ class SampleState:
 
     def apply(self, delta: TokenDelta, token_text: TokenText) -> bool:
         """Take a delta in. True: a stop string ended the sample here, and the engine has yet to learn of it."""
-        self.num_preemptions = delta.num_preemptions
+        self.num_preemptions = max(self.num_preemptions, delta.num_preemptions)
         self.first_scheduled_time = self.first_scheduled_time or delta.first_scheduled_time
         self.token_ids += delta.token_ids
         if self.logprobs is not None and delta.logprobs is not None:

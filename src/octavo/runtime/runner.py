@@ -55,7 +55,7 @@ class Runner:
         return result
 
     def _score(self, first: int, scheduled: ScheduledRequest, result: RowResult) -> None:
-        """What the request's logit rows, `first` and on, say of its prompt: that of position p of the token at p + 1."""
+        """What the logit rows from `first` on say of the request's prompt: that of position p of the token at p + 1."""
         source, start = scheduled.request.source, scheduled.start + 1
         assert source.params.prompt_logprobs is not None
         scores = []
