@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,32 +40,48 @@ def test_step(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_clocks_are_taken_away(tiny: str) -> None:
     with make_llm(EngineConfig(model=tiny)) as llm:
         engine = engine_of(llm)
-        with clocks_on(llm):
-            assert engine.step.__name__ == "timed_step"
+        with clocks_on(llm, every_phase=True):
+            assert engine.step.__name__ == "timed_step" and engine.scheduler.schedule.__name__ == "timed_call"
         assert engine.step.__name__ == "step" and engine.scheduler.schedule.__name__ == "schedule"
 
 
-def test_time_of_an_inner_phase_is_not_the_outer_ones() -> None:
-    clock = StepClock()
-    inner = clock.timed("native run", lambda: time.sleep(0.02))
+class FakeScheduler:
+    def __init__(self) -> None:
+        self.running: list[int] = []
+        self.step_tokens = 0
 
-    def step() -> None:
-        inner()
+
+class FakeEngine:
+    """Each step takes a size, (requests that run, tokens), and a while."""
+
+    def __init__(self, *sizes: tuple[int, int]) -> None:
+        self.scheduler = FakeScheduler()
+        self._sizes = iter(sizes)
+        self.inner: Callable[[], None] = lambda: None
+
+    def step(self) -> None:
+        num_running, self.scheduler.step_tokens = next(self._sizes)
+        self.scheduler.running = [0] * num_running
+        self.inner()
         time.sleep(0.005)
 
-    clock.begin_step(step)()
+
+def test_time_of_an_inner_phase_is_not_the_outer_ones() -> None:
+    clock, engine = StepClock(), FakeEngine((1, 1))
+    engine.inner = clock.timed("native run", lambda: time.sleep(0.02))
+    clock.timed_step(engine)()  # type: ignore[arg-type]
     [phases] = clock.steps
     assert phases["native run"] >= 0.02 and 0.005 <= phases["rest"] < 0.02
-    figures = sum_up(clock.steps)
+    figures = sum_up(clock.steps, clock.steps)
     assert figures["step"] == pytest.approx(phases["native run"] + phases["rest"])
     assert figures["python"] == pytest.approx(phases["rest"]) and figures["phases"]["sample"] == 0
 
 
 def test_steady_steps_are_those_of_decodes_alone() -> None:
-    clock = StepClock()
-    for size in ((1, 9), (2, 2), (1, 1), (2, 7)):
-        clock.begin_step(lambda: None)()
-        clock.sizes[-1] = size
+    clock, engine = StepClock(), FakeEngine((1, 9), (2, 2), (1, 1), (2, 7))
+    step = clock.timed_step(engine)  # type: ignore[arg-type]
+    for _ in range(4):
+        step()
     assert clock.steady(2) == [clock.steps[1]] and clock.steady(1) == [clock.steps[2]]
 
 

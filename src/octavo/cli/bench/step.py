@@ -1,7 +1,8 @@
 """`octavo bench step`: where the time of an engine's step goes while every request decodes, phase by phase.
 
 Clocks are put around the phases from outside, for as long as the measurement lasts; the engine knows nothing of them.
-A phase's time is its own: what another phase spends inside it, native code for one, is that one's.
+A phase's time is its own: what another phase spends inside it, native code for one, is that one's. Clocks cost time, so
+the sums come from steps of which only the native calls have some.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from octavo.cli.bench.report import show_table, write_json
 from octavo.errors import ConfigError, OctavoError
 
 if TYPE_CHECKING:
-    from octavo.core.plan import StepPlan
+    from octavo.engine.engine import Engine
     from octavo.llm import LLM
     from octavo.runtime.program import ProgramExecutor
 
@@ -31,7 +32,7 @@ Phases = defaultdict[str, float]  # seconds by phase
 
 
 class StepClock:
-    """`steps` holds for each step the seconds of its phases, and how many rows and tokens it computed."""
+    """`steps` holds for each step the seconds of its phases, and how many requests ran and tokens were computed."""
 
     def __init__(self) -> None:
         self.steps: list[Phases] = []
@@ -52,25 +53,16 @@ class StepClock:
 
         return timed_call
 
-    def begin_step(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        step = self.timed("rest", call)
+    def timed_step(self, engine: Engine) -> Callable[[], Any]:
+        step, scheduler = self.timed("rest", engine.step), engine.scheduler
 
         def timed_step() -> Any:
             self.steps.append(defaultdict(float))
-            self.sizes.append((0, 0))
-            return step()
+            news = step()
+            self.sizes.append((len(scheduler.running), scheduler.step_tokens))
+            return news
 
         return timed_step
-
-    def note_size(self, call: Callable[[], StepPlan]) -> Callable[[], StepPlan]:
-        schedule = self.timed("schedule", call)
-
-        def timed_schedule() -> StepPlan:
-            plan: StepPlan = schedule()
-            self.sizes[-1] = (len(plan.scheduled), plan.num_scheduled_tokens)
-            return plan
-
-        return timed_schedule
 
     def steady(self, num_requests: int) -> list[Phases]:
         """The steps in which that many requests, and nothing else, decoded."""
@@ -91,28 +83,34 @@ class Clocked:
 
 
 @contextlib.contextmanager
-def clocks_on(llm: LLM) -> Iterator[StepClock]:
-    """Puts a clock around every phase, and takes it away again."""
+def clocks_on(llm: LLM, *, every_phase: bool) -> Iterator[StepClock]:
+    """Puts clocks around the step and its native calls, and around every phase if asked for; takes them away again."""
     clock, engine = StepClock(), engine_of(llm)
     runner = runner_of(engine)
-    executor = cast("ProgramExecutor", runner.executor)
+    executor, sampler, scheduler = cast("ProgramExecutor", runner.executor), runner.sampler, engine.scheduler
     program = Clocked(executor.native, clock, {"run": "native run", "run_logits": "native logits"})
-    sampler = Clocked(runner.sampler._native, clock, {"sample": "native sample"})
+    clocked: list[tuple[Any, str, Any]] = [
+        (executor, "native", program),
+        (sampler, "_native", Clocked(sampler._native, clock, {"sample": "native sample"})),
+        (llm._outputs, "process", clock.timed(OUTPUT, llm._outputs.process)),
+        (engine, "step", clock.timed_step(engine)),
+    ]
+    if every_phase:
+        clocked += [
+            (owner, name, clock.timed(phase, getattr(owner, name)))
+            for owner, name, phase in (
+                (scheduler, "schedule", "schedule"),
+                (executor, "batch", "make batch"),
+                (executor, "run", "run"),
+                (executor, "logits", "logits"),
+                (sampler, "sample", "sample"),
+                (scheduler, "update", "update"),
+            )
+        ]
     with contextlib.ExitStack() as undo:
-        for owner, name, clocked in (
-            (executor, "native", program),
-            (runner.sampler, "_native", sampler),
-            (engine, "step", clock.begin_step(engine.step)),
-            (engine.scheduler, "schedule", clock.note_size(engine.scheduler.schedule)),
-            (executor, "batch", clock.timed("make batch", executor.batch)),
-            (executor, "run", clock.timed("run", executor.run)),
-            (executor, "logits", clock.timed("logits", executor.logits)),
-            (runner.sampler, "sample", clock.timed("sample", runner.sampler.sample)),
-            (engine.scheduler, "update", clock.timed("update", engine.scheduler.update)),
-            (llm._outputs, "process", clock.timed(OUTPUT, llm._outputs.process)),
-        ):
+        for owner, name, replacement in clocked:
             undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, clocked)
+            setattr(owner, name, replacement)
         yield clock
 
 
@@ -134,15 +132,20 @@ def run(argv: list[str]) -> int:
         prompts = RandomPrompts(llm.get_tokenizer().vocab_size, config.seed)
         for context_len in args.context_len:
             for num_requests in args.num_requests:
-                steps = measure(llm, prompts, num_requests, context_len, args.num_steps)
-                points.append({"num_requests": num_requests, "context_len": context_len, **sum_up(steps)})
+                rough, fine = (
+                    measure(llm, prompts, num_requests, context_len, args.num_steps, every_phase=every_phase)
+                    for every_phase in (False, True)
+                )
+                points.append({"num_requests": num_requests, "context_len": context_len, **sum_up(rough, fine)})
         title = f"{config.model}, {llm.info.dtype} on {llm.info.isa}, {llm.info.num_threads} threads"
     show(title, points)
     write_json(args, {"points": points}, config)
     return 0
 
 
-def measure(llm: LLM, prompts: RandomPrompts, num_requests: int, context_len: int, num_steps: int) -> list[Phases]:
+def measure(
+    llm: LLM, prompts: RandomPrompts, num_requests: int, context_len: int, num_steps: int, *, every_phase: bool
+) -> list[Phases]:
     """The phases of `num_steps` steps, after some that are not counted."""
     scheduler = engine_of(llm).scheduler
     if num_requests > scheduler.max_num_seqs:
@@ -150,8 +153,8 @@ def measure(llm: LLM, prompts: RandomPrompts, num_requests: int, context_len: in
     # The first to have its prompt computed decodes until the last one has.
     num_prefills = num_requests + 2 * num_requests * context_len // scheduler.max_num_batched_tokens
     prompt_len = max(1, context_len - WARMUP)
-    params = greedy(num_prefills + WARMUP + num_steps, detokenize=True)
-    with clocks_on(llm) as clock:
+    params = greedy(num_prefills + WARMUP + num_steps + 1, detokenize=True)  # a step that ends requests is not steady
+    with clocks_on(llm, every_phase=every_phase) as clock:
         llm.generate(prompts.take(num_requests, prompt_len), params, use_tqdm=False)
     steps = clock.steady(num_requests)[WARMUP : WARMUP + num_steps]
     if len(steps) < num_steps:
@@ -161,19 +164,23 @@ def measure(llm: LLM, prompts: RandomPrompts, num_requests: int, context_len: in
     return steps
 
 
-def sum_up(steps: Sequence[Phases]) -> dict[str, Any]:
-    """Medians in seconds: of the whole step, of its Python and its native part, of each phase."""
+def sum_up(rough: Sequence[Phases], fine: Sequence[Phases]) -> dict[str, Any]:
+    """Medians in seconds: of the whole step, of its Python and its native part, of each phase. Those of Python come from
+    `fine`, steps with clocks around every phase."""
 
-    def median(phases: Sequence[str]) -> float:
+    def median(steps: Sequence[Phases], phases: Sequence[str]) -> float:
         return statistics.median(sum(step[phase] for phase in phases) for step in steps)
 
     return {
-        "num_steps": len(steps),
-        "step": median([*PYTHON, *NATIVE]),
-        "python": median(PYTHON),
-        "native": median(NATIVE),
-        "step_and_output": median([*PYTHON, *NATIVE, OUTPUT]),
-        "phases": {phase: median([phase]) for phase in (*PYTHON, *NATIVE, OUTPUT)},
+        "num_steps": len(rough),
+        "step": median(rough, [*PYTHON, *NATIVE]),
+        "python": median(rough, PYTHON),
+        "native": median(rough, NATIVE),
+        "step_and_output": median(rough, [*PYTHON, *NATIVE, OUTPUT]),
+        "phases": {
+            **{phase: median(fine, [phase]) for phase in PYTHON},
+            **{phase: median(rough, [phase]) for phase in (*NATIVE, OUTPUT)},
+        },
     }
 
 
