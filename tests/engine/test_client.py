@@ -81,13 +81,14 @@ async def test_a_request_from_start_to_end(temporary_folder):
     assert not client.alive and not is_running(pid)
 
 
-async def test_a_long_temporary_folder(tmp_path, monkeypatch):
-    folder = tmp_path / ("long" * 25)
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+async def test_messages_larger_than_the_socket_holds():
     async with started() as client:
-        assert client.alive
-    assert list(folder.iterdir()) == []
+        client.add_request(make_request("a", [1] * 10**6, max_tokens=1))
+        (refused,) = await client.receive()
+        assert "prompt has 1000000 tokens" in (refused.error or "")
+        name = "b" * 10**6
+        client.add_request(make_request(name, [1], max_tokens=1))
+        assert [delta.request_id for delta in await client.receive()] == [name]
 
 
 async def test_abort_and_the_stats_that_follow():

@@ -18,7 +18,7 @@ _CPU_FLAGS = (
     "amx_tile", "amx_bf16", "amx_int8",
 )  # fmt: skip
 _PACKAGES = (
-    "numpy", "ml-dtypes", "tokenizers", "huggingface-hub", "jinja2", "msgspec", "pyzmq", "fastapi", "uvicorn",
+    "numpy", "ml-dtypes", "tokenizers", "huggingface-hub", "jinja2", "msgspec", "fastapi", "uvicorn",
     "pydantic", "prometheus-client", "rich", "torch", "transformers",
 )  # fmt: skip
 

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from octavo import errors
 from octavo.config import EngineConfig
-from octavo.engine.messages import (
-    AbortRequests,
-    EngineInfo,
-    EngineReply,
-    MessageKind,
-    SchedulerStats,
-    StartLine,
-    TokenDelta,
-)
+from octavo.engine.frames import FrameReader, frame
+from octavo.engine.messages import AbortRequests, EngineInfo, EngineReply, MessageKind, SchedulerStats, TokenDelta
 from octavo.errors import EngineDeadError
 from octavo.request import EngineRequest
-
-if TYPE_CHECKING:
-    import zmq.asyncio
 
 ENGINE_COMMAND = (
     sys.executable,
@@ -44,8 +32,6 @@ ENGINE_COMMAND = (
     "octavo.engine.process",
 )  # -P: nothing is imported from the current folder
 SHUTDOWN_SECONDS = 5.0  # a step in flight may finish; an engine that takes longer is killed
-LAST_WORDS_SECONDS = 0.2  # what a dead engine had sent may still be in the socket
-MAX_SOCKET_PATH = 100  # bytes; the system's limit is 104 to 108
 
 
 class EngineClient(Protocol):
@@ -73,11 +59,29 @@ class EngineClient(Protocol):
         """Ends the engine. May be called at any time, and twice."""
 
 
+class _Connection(asyncio.Protocol):
+    """The client's end of the socket: replies in the order in which they came, and the news of the other end's end."""
+
+    def __init__(self) -> None:
+        self.replies: deque[bytes] = deque()
+        self.news = asyncio.Event()  # a reply, or the end
+        self.ended = asyncio.Event()
+        self._reader = FrameReader()
+
+    def data_received(self, data: bytes) -> None:
+        self.replies += self._reader.feed(data)
+        self.news.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set()
+        self.news.set()
+
+
 class ProcessClient:
     """An engine in a process of its own.
 
-    Two channels lead there: a ZeroMQ socket in a private folder for the messages, and a socket pair on the engine's
-    stdin. Neither side writes to the latter after the start line; each sees the other's death as its end.
+    One socket leads there, which is the engine's stdin: the first message is its configuration. Each side sees the
+    other's death as the socket's end.
     """
 
     info: EngineInfo
@@ -86,40 +90,40 @@ class ProcessClient:
         self.stats = SchedulerStats()
         self._config = config
         self._command = command
-        self._cleanup = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(EngineReply)
-        self._folder: Path
-        self._socket: zmq.asyncio.Socket
-        self._died: asyncio.Future[None]
-        self._receiving: asyncio.Future[bytes] | None = None
+        self._socket: socket.socket
+        self._connection: _Connection | None = None
+        self._transport: asyncio.Transport
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and not self._died.done()
+        return self._process is not None and self._connection is not None and not self._connection.ended.is_set()
 
     def launch(self) -> None:
         """Begin to start: the engine loads while the caller does something else. `start` does it if nobody has."""
-        self._died = asyncio.get_running_loop().create_future()
-        self._folder = _socket_folder()
-        self._cleanup.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        address = f"ipc://{self._folder}/engine"
-        self._spawn(StartLine(address, self._config))
-        self._listen(address)
+        self._socket, engine_stdin = socket.socketpair()
+        with engine_stdin:
+            # Its stdout is our stderr: a library that prints must not get into a program's output. A process group of
+            # its own: Ctrl-C in a terminal is for us, and we decide what becomes of the engine.
+            self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0)
+        with contextlib.suppress(ConnectionError):  # it died before it read this: seen when the connection ends
+            self._socket.sendall(frame(self._encoder.encode(self._config)))
 
     async def start(self) -> None:
         try:
             if self._process is None:
                 self.launch()
+            self._transport, self._connection = await asyncio.get_running_loop().create_connection(
+                _Connection, sock=self._socket
+            )
             reply = await self._next_reply()
             if reply.info is None:
                 raise _start_error(reply)
         except BaseException:
             await self.close()
             raise
-        # Both ends are connected: no file of ours is left from here on, however we end.
-        shutil.rmtree(self._folder)
         self.info = reply.info
         self.stats = reply.stats or self.stats
 
@@ -139,60 +143,34 @@ class ProcessClient:
 
     async def close(self) -> None:
         process, self._process = self._process, None
+        if process is None:
+            return
+        connection = self._connection
         try:
-            if process is not None:
-                if hasattr(self, "info") and not self._died.done():
-                    self._send(MessageKind.SHUTDOWN, None)
-                    await asyncio.wait((self._died,), timeout=SHUTDOWN_SECONDS)
-                process.kill()
-                await asyncio.to_thread(process.wait)
+            if connection is not None and hasattr(self, "info") and not connection.ended.is_set():
+                self._send(MessageKind.SHUTDOWN, None)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(connection.ended.wait(), SHUTDOWN_SECONDS)
         finally:
-            if self._receiving is not None:
-                self._receiving.cancel()
-            self._cleanup.close()
-
-    def _spawn(self, start: StartLine) -> None:
-        loop = asyncio.get_running_loop()
-        lifeline, engine_stdin = socket.socketpair()
-        self._cleanup.callback(lifeline.close)
-        with engine_stdin:
-            # Its stdout is our stderr: a library that prints must not get into a program's output. A process group of
-            # its own: Ctrl-C in a terminal is for us, and we decide what becomes of the engine.
-            self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0)
-        with contextlib.suppress(ConnectionError):  # it died before it read the line: seen just below
-            lifeline.sendall(msgspec.json.encode(start) + b"\n")
-
-        def on_end() -> None:
-            loop.remove_reader(lifeline)
-            self._died.set_result(None)
-
-        loop.add_reader(lifeline, on_end)
-        self._cleanup.callback(loop.remove_reader, lifeline)
-
-    def _listen(self, address: str) -> None:
-        import zmq.asyncio  # while the engine's process starts
-
-        context = zmq.asyncio.Context()
-        self._cleanup.callback(context.term)
-        self._socket = context.socket(zmq.DEALER)
-        self._cleanup.callback(self._socket.close, linger=0)
-        self._socket.set_hwm(0)  # no limit: neither side may wait for the other
-        self._socket.bind(address)
+            process.kill()
+            if connection is not None:
+                self._transport.abort()
+            else:
+                self._socket.close()
+            await asyncio.to_thread(process.wait)
 
     def _send(self, kind: MessageKind, body: object) -> None:
-        # The future is done at once: there is no limit to wait for. (It is not when the engine has just died.)
-        self._socket.send_multipart([kind.value, self._encoder.encode(body)])
+        self._transport.write(frame(kind.value + self._encoder.encode(body)))
 
     async def _next_reply(self) -> EngineReply:
-        if self._receiving is None:
-            self._receiving = asyncio.ensure_future(self._socket.recv())
-        await asyncio.wait((self._receiving, self._died), return_when=asyncio.FIRST_COMPLETED)
-        if not self._receiving.done():
-            await asyncio.wait((self._receiving,), timeout=LAST_WORDS_SECONDS)
-        if not self._receiving.done():
-            raise EngineDeadError(f"the engine process is gone ({await self._cause_of_death()})")
-        message, self._receiving = self._receiving.result(), None
-        return self._decoder.decode(message)
+        connection = self._connection
+        assert connection is not None, "the client has not been started"
+        while not connection.replies:
+            if self._process is None or connection.ended.is_set():
+                raise EngineDeadError(f"the engine process is gone ({await self._cause_of_death()})")
+            connection.news.clear()
+            await connection.news.wait()
+        return self._decoder.decode(connection.replies.popleft())
 
     async def _cause_of_death(self) -> str:
         if self._process is None:
@@ -200,15 +178,6 @@ class ProcessClient:
         self._process.kill()  # for one that has closed its stdin and lives on; a dead one keeps its exit code
         code = await asyncio.to_thread(self._process.wait)
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _socket_folder() -> Path:
-    """A new folder that only this user can open, with a path short enough for a socket."""
-    folder = Path(tempfile.mkdtemp(prefix="octavo-"))
-    if len(str(folder)) + len("/engine") > MAX_SOCKET_PATH:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="octavo-", dir="/tmp"))
-    return folder
 
 
 def _start_error(reply: EngineReply) -> errors.OctavoError:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from octavo.config import EngineConfig
 from octavo.request import FinishReason, TokenLogprobs
 
 
@@ -76,16 +75,8 @@ class AbortRequests:
 
 
 class MessageKind(enum.Enum):
-    """The first frame of a message to an engine process; the second is the body."""
+    """The first byte of a message to an engine process; the rest is the body."""
 
     ADD = b"+"  # an EngineRequest
     ABORT = b"-"  # AbortRequests
     SHUTDOWN = b"."  # None
-
-
-@dataclass(slots=True)
-class StartLine:
-    """What a client writes to its engine process's stdin: one line of JSON."""
-
-    address: str  # the client listens here
-    config: EngineConfig
