@@ -11,7 +11,8 @@ void AttentionPlan::build(const Step& step, int64_t num_heads, int64_t num_kv_he
   costs_.clear();
   merge_groups_.assign(1, 0);
   num_partials_ = 0;
-  partial_width_ = round_up(head_dim, 16) + 16;
+  const int64_t heads_at_once = std::min(num_heads / num_kv_heads, kMaxQueries);
+  partial_size_ = heads_at_once * round_up(head_dim, 16) + 2 * round_up(heads_at_once, 16);
   // Single-token rows are cut into their splits only where there are too few of them to keep the workers evenly busy.
   const bool cut_splits = step.num_requests * num_kv_heads < 8 * num_workers && num_workers > 1;
   // Cut requests first, so that their items are a prefix that merge_groups_ can index.
@@ -22,7 +23,7 @@ void AttentionPlan::build(const Step& step, int64_t num_heads, int64_t num_kv_he
       if (cut_this == cut) add_request(step, r, num_heads / num_kv_heads, num_kv_heads, cut);
     }
   }
-  const size_t needed = static_cast<size_t>(num_partials_ * kMaxQueries * partial_width_) * sizeof(float);
+  const size_t needed = static_cast<size_t>(num_partials_ * partial_size_) * sizeof(float);
   if (partials_.bytes() < needed) partials_ = Memory(needed);
   share_out(num_workers);
 }

@@ -14,6 +14,7 @@ from octavo.ops.cpu import CpuBackend, CpuOps
 from octavo.ops.reference import ReferenceBackend, ReferenceOps
 
 DTYPES = ("float32", "bfloat16")
+CACHE_DTYPES = ("float32", "bfloat16", "int8")
 REFERENCE = ReferenceOps()
 
 
@@ -178,7 +179,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "requests"), CASES)
 def test_write_kv_and_attention(backend, dtype, heads, kv_heads, dim, block_size, requests):
     num_blocks = 100
@@ -197,7 +198,7 @@ def test_write_kv_and_attention(backend, dtype, heads, kv_heads, dim, block_size
     assert np.mean(np.abs(results[0] - results[1])) < (3e-7 if dtype == "float32" else 1e-4)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_attention_does_not_see_batch_chunks_blocks_or_threads(backend, single, dtype):
     """One request of 700 tokens computed at once, in chunks, one by one at the end, alone, among others, with another
     number of threads: the same bytes."""
@@ -232,7 +233,7 @@ def test_attention_does_not_see_batch_chunks_blocks_or_threads(backend, single, 
     assert np.array_equal(run(backend, [257, 443], [(0, 1)] * 20, 16, 5), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_attention_ignores_what_an_earlier_owner_left(backend, dtype):
     """NaNs in a block's unwritten part must not reach the request that has the block now."""
     cache = backend.kv_cache(2, 16, 1, 16, dtype)

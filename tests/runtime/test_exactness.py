@@ -117,6 +117,18 @@ def test_long_context_crosses_splits(model):
     assert all(answer == answers[0] for answer in answers)
 
 
+def test_an_int8_cache_leaves_no_trace(model):
+    """Codes and scales are a token's own: no company, chunk, prefix hit or thread changes them."""
+    key = (0, 85, 20, 1, 4, 1)
+    answers = []
+    for way in ("no_prefix_cache", "one_thread", "eager", "small_chunks", "preempting", "large_blocks"):
+        engine = make_engine(model, kv_cache_dtype="int8", **WAYS[way])
+        crowd = [build("this", key), *(build(f"o{i}", (i % 2, 20 + 9 * i, 20, i % 5, i, 0)) for i in range(5))]
+        answers.append(run_requests(engine, crowd)[0])
+        answers.append(run_requests(engine, [build("again", key)])[0])
+    assert all(answer == answers[0] for answer in answers)
+
+
 @pytest.mark.parametrize("variant", isa.available())
 def test_every_variant_is_exact(model, variant):
     key = (0, 70, 20, 2, 4, 1)

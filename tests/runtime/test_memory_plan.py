@@ -39,6 +39,9 @@ def test_block_bytes():
     # 30 layers, keys and values, 16 tokens, 3 heads of 64, 2 bytes
     assert kv_block_bytes(ModelConfig.from_hf(LLAMA), 16, "bfloat16") == 30 * 2 * 16 * 3 * 64 * 2
     assert kv_block_bytes(ModelConfig.from_hf(LLAMA), 32, "float32") == 30 * 2 * 32 * 3 * 64 * 4
+    assert kv_block_bytes(ModelConfig.from_hf(LLAMA), 16, "int8") == 30 * 2 * 16 * 3 * (64 + 4)
+    odd = ModelConfig.from_hf(LLAMA | {"head_dim": 40})  # keys in whole steps of a tile, values in whole vectors
+    assert kv_block_bytes(odd, 16, "bfloat16") == 30 * 16 * 3 * (64 + 48) * 2
 
 
 def test_default_takes_most_of_little_memory_but_never_more_than_the_limit():

@@ -1,9 +1,17 @@
 // The paged KV cache of one layer, and attention over it. A tile is sixteen tokens: one vector of scores.
 //
-//   keys   [tile][kv_head][head_dim / kStep][16][kStep]   values [tile][kv_head][16 / kStep][padded head_dim][kStep]
+//   keys    [tile][kv_head][key_dims / kStep][16][kStep]    key_dims: head_dim in whole blocks of 16 steps
+//   values  [tile][kv_head][16 / kStep][value_dims][kStep]  value_dims: head_dim in whole vectors of 16
 //
 // kStep is 2 in bfloat16 (a pair product takes two dimensions, or two tokens, at once) and 1 in float32. A block of
-// block_size tokens is block_size / 16 tiles side by side, so that slot / 16 is the tile of a slot.
+// block_size tokens is block_size / 16 tiles side by side, so that slot / 16 is the tile of a slot. In int8, vectors of
+// 16 codes stand where the products will read pairs of them:
+//
+//   keys    [tile][kv_head]{ [key_dims][16], 16 scales }
+//   values  [tile][kv_head]{ [8][value_dims / 16][2][16], 16 scales }
+//
+// Whoever owns a block writes its tokens in ascending order. Writing a tile's first token makes zeros of all values of
+// the tile that are not written in the same step, so that a probability of zero never meets an earlier owner's NaN.
 #pragma once
 
 #include <vector>
@@ -24,24 +32,31 @@ class KVCache {
   int64_t num_kv_heads() const { return num_kv_heads_; }
   int64_t head_dim() const { return head_dim_; }
   int64_t block_size() const { return block_size_; }
-  int64_t step() const { return dtype_ == DType::kBFloat16 ? 2 : 1; }
-  int64_t padded_head_dim() const { return round_up(head_dim_, 16); }
+  int64_t key_dims() const { return round_up(head_dim_, dtype_ == DType::kFloat32 ? 16 : 32); }
+  int64_t value_dims() const { return round_up(head_dim_, 16); }
+  size_t bytes() const { return keys_.bytes() + values_.bytes(); }
 
+  // T: float, bf16 or int8_t, as dtype() says.
   template <class T>
   T* keys(int64_t tile, int64_t head) const {
-    return keys_.as<T>() + (tile * num_kv_heads_ + head) * key_tile();
+    return reinterpret_cast<T*>(keys_.as<char>() + (tile * num_kv_heads_ + head) * key_tile_);
   }
   template <class T>
   T* values(int64_t tile, int64_t head) const {
-    return values_.as<T>() + (tile * num_kv_heads_ + head) * value_tile();
+    return reinterpret_cast<T*>(values_.as<char>() + (tile * num_kv_heads_ + head) * value_tile_);
+  }
+  // In int8: a code times the scale of its token is the value. [16]
+  float* key_scales(int64_t tile, int64_t head) const {
+    return reinterpret_cast<float*>(keys<int8_t>(tile, head) + key_dims() * kTileTokens);
+  }
+  float* value_scales(int64_t tile, int64_t head) const {
+    return reinterpret_cast<float*>(values<int8_t>(tile, head) + value_dims() * kTileTokens);
   }
 
  private:
-  int64_t key_tile() const { return round_up(head_dim_, step()) * kTileTokens; }  // elements
-  int64_t value_tile() const { return padded_head_dim() * kTileTokens; }
-
   int64_t block_size_, num_kv_heads_, head_dim_;
   DType dtype_;
+  int64_t key_tile_, value_tile_;  // bytes
   Memory keys_, values_;
 };
 
@@ -62,7 +77,12 @@ struct Step {
 class AttentionPlan {
  public:
   static constexpr int64_t kSplitTokens = 256;
-  static constexpr int64_t kMaxQueries = 12;  // query vectors of an item: their scores of a split fit L1
+  // Query vectors of an item.
+#ifdef __AMX_BF16__
+  static constexpr int64_t kMaxQueries = 32;  // two tiles high
+#else
+  static constexpr int64_t kMaxQueries = 12;  // their scores of a split fit L1
+#endif
 
   struct Item {
     int32_t request, kv_head;
@@ -70,6 +90,8 @@ class AttentionPlan {
     int32_t first_head, num_heads;  // query heads, within the group of kv_head
     int32_t first_split, last_split;
     int32_t partial;  // where this item's (one split's) partial results go; -1: it covers all splits
+
+    int64_t num_queries() const { return int64_t{num_rows} * num_heads; }
   };
 
   void build(const Step& step, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int num_workers);
@@ -79,8 +101,8 @@ class AttentionPlan {
   int64_t num_partials() const { return num_partials_; }
   // Items with partials, grouped: group g is items [merge_groups[g], merge_groups[g + 1]), one for each split.
   const std::vector<int64_t>& merge_groups() const { return merge_groups_; }
-  float* partials() const { return partials_.as<float>(); }  // [num_partials][kMaxQueries][partial_width]
-  int64_t partial_width() const { return partial_width_; }   // the output vector, then maximum and sum
+  // The result of an item with a partial: outputs, maxima and sums (Result in kernels/attention_split.h).
+  float* partial(const Item& item) const { return partials_.as<float>() + item.partial * partial_size_; }
 
  private:
   void add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads, bool cut_splits);
@@ -88,7 +110,7 @@ class AttentionPlan {
 
   std::vector<Item> items_;
   std::vector<int64_t> costs_, bounds_, merge_groups_;
-  int64_t num_partials_ = 0, partial_width_ = 0;
+  int64_t num_partials_ = 0, partial_size_ = 0;
   Memory partials_;
 };
 

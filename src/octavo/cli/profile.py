@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from octavo.engine.engine import Engine
     from octavo.engine.messages import EngineInfo
     from octavo.models.config import ModelConfig
-    from octavo.ops.api import Batch, DType
+    from octavo.ops.api import Batch, CacheDType
     from octavo.runtime.program import Instruction, ProgramExecutor
 
 WARMUP = 3  # repetitions before the timed ones
@@ -104,9 +104,9 @@ def kv_token_bytes(model: ModelConfig, info: EngineInfo) -> float:
     return kv_block_bytes(model, info.block_size, kv_dtype(info)) / info.block_size / model.num_layers
 
 
-def kv_dtype(info: EngineInfo) -> DType:
+def kv_dtype(info: EngineInfo) -> CacheDType:
     named = info.cache_config["cache_dtype"]
-    return cast("DType", info.dtype if named == "auto" else named)
+    return cast("CacheDType", info.dtype if named == "auto" else named)
 
 
 def show_profile(result: Profile, shape: Shape, info: EngineInfo) -> None:

@@ -5,7 +5,13 @@ A model's forward calls these and nothing else; what a Tensor or a Matrix is, on
 Arithmetic, for all backends:
 - Activations are float32 between ops. Only the *inputs of matrix products* are rounded, to the matrix's compute type
   (`Matrix.dtype`: float32 or bfloat16, round to nearest even); products are summed in float32.
-- In attention with a bfloat16 cache, the inputs of matrix products are q (after rope), k, v and the probabilities.
+- A matrix may keep its values as the integers of a block type (`Storage`). Its products then take the values rounded to
+  bfloat16, or (dtype int8) activations rounded to int8: in groups of 32 along K with scale max|x| / 127, after the two
+  largest |x| of a row (the first of equals) were taken out; those two multiply the unrounded values.
+- In attention with a bfloat16 cache, the inputs of matrix products are q (after rope), k, v and the probabilities. An
+  int8 cache keeps codes, with a float32 scale for each token and kv head: max|x| / 127, codes rounded to nearest even.
+  The products take the codes, which are exact in bfloat16; scores are multiplied by the scales of the keys, probabilities
+  by the scales of the values before they are rounded.
 - Every row of every result depends on that row's inputs alone, never on how many rows there are.
 
 Notation: T tokens in the step, R requests, L rows of logits, H query heads, G key/value heads, D head_dim.
@@ -25,6 +31,11 @@ Matrix = Any  # a backend's packed weight matrix, [N, K]: N outputs, K inputs
 Vector = Any  # a backend's float32 vector
 KVCache = Any  # a backend's cache of one layer
 DType = Literal["float32", "bfloat16"]
+ActivationDType = Literal["float32", "bfloat16", "int8"]
+CacheDType = Literal["float32", "bfloat16", "int8"]
+# How a matrix keeps its values: in its dtype; block types as the checkpoint has them (else plain); quantised when
+# packed, to groups of 32 with a half-precision scale (int8: symmetric, Q8_0) or scale and minimum (int4: Q4_1).
+Storage = Literal["plain", "blocks", "int8", "int4"]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
@@ -101,17 +112,26 @@ class Backend(Protocol):
 
     name: str
 
-    def matrix(self, sources: Sequence[TensorSource], dtype: DType, bias: Sequence[TensorSource] = ()) -> Matrix:
-        """Pack [N, K] from sources stacked along N (fused q, k, v …). `bias`, if any, stacks to [N]."""
+    def matrix(
+        self,
+        sources: Sequence[TensorSource],
+        dtype: ActivationDType,
+        bias: Sequence[TensorSource] = (),
+        storage: Storage = "plain",
+    ) -> Matrix:
+        """Pack [N, K] from sources stacked along N (fused q, k, v …). `bias`, if any, stacks to [N]. Block types that
+        change within 32 rows cannot be kept: such a matrix becomes plain, and a plain one has no int8 activations."""
 
     def vector(self, source: TensorSource) -> Vector:
         """float32 [N] from any unblocked or blocked type."""
 
-    def random_matrix(self, shape: tuple[int, int], dtype: DType, seed: int) -> Matrix:
+    def random_matrix(
+        self, shape: tuple[int, int], dtype: ActivationDType, seed: int, storage: Storage = "plain"
+    ) -> Matrix:
         """For --load-format dummy: small random values."""
 
     def constant(self, values: Float32Array) -> Tensor:
         """A float32 array that the ops read: a rope table, a vector of ones."""
 
-    def kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DType) -> KVCache:
+    def kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType) -> KVCache:
         """An empty cache of one layer, num_blocks * block_size tokens."""

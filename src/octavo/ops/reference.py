@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from octavo.ops.api import Batch, DType, Float32Array, Int32Array, TensorSource
+from octavo.ops.api import Batch, CacheDType, DType, Float32Array, Int32Array, TensorSource
 from octavo.ops.decode import decode
 
 SPLIT = 256  # tokens of the KV cache that attention sums at a time
@@ -34,12 +34,25 @@ class ReferenceMatrix:
         return self.values.shape
 
 
+def to_codes(x: Float32Array) -> tuple[Float32Array, Float32Array]:
+    """Integers in [-127, 127], and their scale for each row of the last dimension: x is about codes * scale."""
+    scale = np.max(np.abs(x), axis=-1, keepdims=True) / np.float32(127)
+    return np.rint(x / np.where(scale > 0, scale, np.float32(1))), scale
+
+
 @dataclass(slots=True, frozen=True)
 class ReferenceKVCache:
-    k: Float32Array  # [num_blocks * block_size, G, D], rounded to dtype
+    k: Float32Array  # [num_blocks * block_size, G, D], rounded to dtype, or codes
     v: Float32Array
+    k_scale: Float32Array  # [num_blocks * block_size, G, 1]: of the codes, else ones
+    v_scale: Float32Array
     block_size: int
-    dtype: DType
+    dtype: CacheDType
+
+    @property
+    def operand_dtype(self) -> DType:
+        """What the products round queries and probabilities to."""
+        return "float32" if self.dtype == "float32" else "bfloat16"
 
 
 class ReferenceOps:
@@ -71,12 +84,17 @@ class ReferenceOps:
 
     def write_kv(self, k: Float32Array, v: Float32Array, cache: ReferenceKVCache, batch: Batch) -> None:
         shape = (len(k), *cache.k.shape[1:])
-        cache.k[batch.slot_mapping] = round_to(k, cache.dtype).reshape(shape)
-        cache.v[batch.slot_mapping] = round_to(v, cache.dtype).reshape(shape)
+        slots = batch.slot_mapping
+        if cache.dtype == "int8":
+            cache.k[slots], cache.k_scale[slots] = to_codes(k.reshape(shape))
+            cache.v[slots], cache.v_scale[slots] = to_codes(v.reshape(shape))
+        else:
+            cache.k[slots] = round_to(k, cache.dtype).reshape(shape)
+            cache.v[slots] = round_to(v, cache.dtype).reshape(shape)
 
     def attention(self, q: Float32Array, cache: ReferenceKVCache, batch: Batch, scale: float) -> Float32Array:
         num_kv_heads, head_dim = cache.k.shape[1:]
-        heads = round_to(q, cache.dtype).reshape(len(q), -1, head_dim)  # [T, H, D]
+        heads = round_to(q, cache.operand_dtype).reshape(len(q), -1, head_dim)  # [T, H, D]
         heads_per_kv = heads.shape[1] // num_kv_heads
         out = np.empty_like(heads)
         for r in range(len(batch.seq_lens)):
@@ -84,8 +102,7 @@ class ReferenceOps:
             for t in range(batch.query_start[r], batch.query_start[r + 1]):
                 seen = slots[: batch.positions[t] + 1]
                 for h in range(heads.shape[1]):
-                    g = h // heads_per_kv
-                    out[t, h] = _attend(heads[t, h], cache.k[seen, g], cache.v[seen, g], scale, cache.dtype)
+                    out[t, h] = _attend(heads[t, h], cache, seen, h // heads_per_kv, scale)
         return out.reshape(q.shape)
 
     def silu_mul(self, gate_up: Float32Array) -> Float32Array:
@@ -108,19 +125,22 @@ def _slots(block_table: Int32Array, num_tokens: int, block_size: int) -> Int32Ar
     return slots
 
 
-def _attend(q: Float32Array, k: Float32Array, v: Float32Array, scale: float, dtype: DType) -> Float32Array:
-    """One query [D] on n keys and values [n, D]: softmax(k @ q * scale) @ v.
+def _attend(q: Float32Array, cache: ReferenceKVCache, slots: Int32Array, head: int, scale: float) -> Float32Array:
+    """One query [D] on the keys and values [n, D] of a head in `slots`: softmax(k @ q * scale) @ v.
 
     Each split has its own maximum; the probabilities relative to it are rounded for their product with v, but summed
     unrounded. Then the splits are merged from left to right, rescaled to the larger of the two maxima.
     """
+    k, k_scale = cache.k[slots, head], cache.k_scale[slots, head, 0]
+    v, v_scale = cache.v[slots, head], cache.v_scale[slots, head, 0]
     maximum, total, sums = np.float32(-np.inf), np.float32(0), np.zeros_like(q)
     for begin in range(0, len(k), SPLIT):
-        scores = (k[begin : begin + SPLIT] @ q) * np.float32(scale)
+        split = slice(begin, begin + SPLIT)
+        scores = (k[split] @ q) * k_scale[split] * np.float32(scale)
         split_maximum = np.max(scores)
         p = np.exp(scores - split_maximum)
         split_total = np.sum(p, dtype=np.float32)
-        split_sums = v[begin : begin + SPLIT].T @ round_to(p, dtype)
+        split_sums = v[split].T @ round_to(p * v_scale[split], cache.operand_dtype)
         merged = np.maximum(maximum, split_maximum)
         old, new = np.exp(maximum - merged), np.exp(split_maximum - merged)
         total = total * old + split_total * new
@@ -152,7 +172,8 @@ class ReferenceBackend:
         return values
 
     def kv_cache(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DType
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType
     ) -> ReferenceKVCache:
-        shape = (num_blocks * block_size, num_kv_heads, head_dim)
-        return ReferenceKVCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32), block_size, dtype)
+        shape, scales = (num_blocks * block_size, num_kv_heads, head_dim), (num_blocks * block_size, num_kv_heads, 1)
+        k, v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        return ReferenceKVCache(k, v, np.ones(scales, np.float32), np.ones(scales, np.float32), block_size, dtype)

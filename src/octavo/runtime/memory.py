@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.models.config import ModelConfig
-from octavo.ops.api import DType
+from octavo.ops.api import CacheDType
 from octavo.runtime.program import MAX_LOGITS
 
 GiB = 2**30
@@ -18,7 +18,7 @@ DEFAULT_UTILIZATION = 0.92
 # slowly fill their memory with cached prefixes.
 DEFAULT_KV_LIMIT = 4 * GiB
 
-_ITEMSIZE = {"float32": 4, "bfloat16": 2}
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, model: ModelConfig, kv_dtype: DType, *, weights: int, workspace: int, available: int
+    config: EngineConfig, model: ModelConfig, kv_dtype: CacheDType, *, weights: int, workspace: int, available: int
 ) -> MemoryPlan:
     """`weights`, `workspace`: bytes they will take; `available`: free memory, in bytes. Raises ConfigError where the
     context does not fit the KV cache, naming the size needed, the size available and the longest that fits."""
@@ -67,10 +67,14 @@ def plan_memory(
     return MemoryPlan(weights, workspace, num_blocks, config.block_size, block_bytes, wanted)
 
 
-def kv_block_bytes(model: ModelConfig, block_size: int, kv_dtype: DType) -> int:
-    """Keys keep their dimensions, values are padded to whole vectors of 16 (native/include/octavo/attention.h)."""
-    keys, values = -(-model.head_dim // 2) * 2, -(-model.head_dim // 16) * 16
-    return model.num_layers * block_size * model.num_kv_heads * (keys + values) * _ITEMSIZE[kv_dtype]
+def kv_block_bytes(model: ModelConfig, block_size: int, kv_dtype: CacheDType) -> int:
+    """Values are padded to whole vectors of 16, keys to whole steps of a tile; codes have a scale for each token and
+    head (native/include/octavo/attention.h)."""
+    key_step = 16 if kv_dtype == "float32" else 32
+    keys, values = -(-model.head_dim // key_step) * key_step, -(-model.head_dim // 16) * 16
+    scales = 2 * 4 if kv_dtype == "int8" else 0
+    token_head = (keys + values) * _ITEMSIZE[kv_dtype] + scales
+    return model.num_layers * block_size * model.num_kv_heads * token_head
 
 
 def workspace_bytes(model: ModelConfig, max_tokens: int) -> int:

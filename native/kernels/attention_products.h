@@ -1,0 +1,109 @@
+// The two products of attention, in vector tiles: scores = queries times keys, output of a split = probabilities times
+// values. One accumulator for each result, over dimensions or tokens in ascending order, whatever the number of queries.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "kernels/attention_split.h"
+
+namespace octavo {
+
+#ifdef __AVX512F__
+inline constexpr int kQueryRows = 6, kQueryVectors = 4;  // 24 accumulators
+#else
+inline constexpr int kQueryRows = 3, kQueryVectors = 1;  // 6 of the 16 half-width registers
+#endif
+
+template <class Tile>
+struct Products {
+  using Weight = typename Tile::Weight;
+  using State = ItemState<Tile>;
+
+  static void multiply_keys(State& state, const SplitTiles<Tile>& keys, const KVCache& cache) {
+    multiply_all<Scores>(state, keys, keys.count, cache.head_dim(), state.scores);
+  }
+  static void multiply_values(State& state, const SplitTiles<Tile>& values, const KVCache& cache, float* out) {
+    multiply_all<WeighedValues>(state, values, cache.value_dims() / 16, cache.value_dims(), out);
+  }
+
+ private:
+  // Both give [queries][vectors of 16], from query `query` and vector `vector` on.
+
+  // A vector is a tile of tokens. `dims`: head_dim.
+  struct Scores {
+    template <int Q, int V>
+    static void multiply(const State& state, int64_t query, const SplitTiles<Tile>& keys, int64_t vector, int64_t dims,
+                         float* out) {
+      const Weight* weights[V];
+      Vec acc[Q][V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        weights[v] = keys.tiles[vector + v];
+        if (query == 0) keys.ahead.fetch(vector + v);
+#pragma GCC unroll 6
+        for (int q = 0; q < Q; ++q) acc[q][v] = Vec::zero();
+      }
+      multiply_add<Tile, Q, V>(acc, state.queries + query * kBlockSteps, state.num_queries * kBlockSteps, weights,
+                               kTileTokens * Tile::kStep, divide_up(dims, Tile::kStep));
+      store<Q, V>(acc, out + query * kSplitTokens + vector * 16, kSplitTokens);
+    }
+  };
+
+  // A vector is sixteen dimensions. `dims`: value_dims.
+  struct WeighedValues {
+    template <int Q, int V>
+    static void multiply(const State& state, int64_t query, const SplitTiles<Tile>& values, int64_t vector,
+                         int64_t dims, float* out) {
+      Vec acc[Q][V];
+#pragma GCC unroll 6
+      for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) acc[q][v] = Vec::zero();
+      for (int64_t i = 0; i < values.count; ++i) {
+        const Weight* weights[V];
+        if (query == 0 && vector == 0) values.ahead.fetch(i);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) weights[v] = values.tiles[i] + (vector + v) * 16 * Tile::kStep;
+        multiply_add<Tile, Q, V>(acc, state.probability(query, i * kTileTokens), 0, weights, dims * Tile::kStep,
+                                 kTileTokens / Tile::kStep);
+      }
+      store<Q, V>(acc, out + query * dims + vector * 16, dims);
+    }
+  };
+
+  template <int Q, int V>
+  [[gnu::always_inline]] static void store(const Vec (&acc)[Q][V], float* out, int64_t stride) {
+#pragma GCC unroll 6
+    for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[q][v].store(out + q * stride + v * 16);
+  }
+
+  // Q queries from `query` on: vectors in strides of kQueryVectors, then one by one.
+  template <class Product, int Q>
+  static void multiply_queries(const State& state, int64_t query, const SplitTiles<Tile>& tiles, int64_t num_vectors,
+                               int64_t dims, float* out) {
+    int64_t i = 0;
+    for (; i + kQueryVectors <= num_vectors; i += kQueryVectors)
+      Product::template multiply<Q, kQueryVectors>(state, query, tiles, i, dims, out);
+    for (; i < num_vectors; ++i) Product::template multiply<Q, 1>(state, query, tiles, i, dims, out);
+  }
+
+  template <class Product, size_t... Q>
+  static constexpr auto make_table(std::index_sequence<Q...>) {
+    using Function = void (*)(const State&, int64_t, const SplitTiles<Tile>&, int64_t, int64_t, float*);
+    return std::array<Function, sizeof...(Q)>{multiply_queries<Product, Q + 1>...};
+  }
+
+  // All queries of the item, kQueryRows at a time.
+  template <class Product>
+  static void multiply_all(const State& state, const SplitTiles<Tile>& tiles, int64_t num_vectors, int64_t dims,
+                           float* out) {
+    static constexpr auto kTable = make_table<Product>(std::make_index_sequence<kQueryRows>());
+    for (int64_t q = 0; q < state.num_queries; q += kQueryRows)
+      kTable[std::min<int64_t>(kQueryRows, state.num_queries - q) - 1](state, q, tiles, num_vectors, dims, out);
+  }
+};
+
+}  // namespace octavo

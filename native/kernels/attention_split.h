@@ -1,0 +1,186 @@
+// One split (256 tokens) of one request's cache: where its tiles lie, and the softmax over its scores.
+#pragma once
+
+#include <limits>
+
+#include "octavo/attention.h"
+#include "octavo/memory.h"
+#include "tiles/tile.h"
+
+namespace octavo {
+
+inline constexpr int64_t kTileTokens = KVCache::kTileTokens;
+inline constexpr int64_t kSplitTokens = AttentionPlan::kSplitTokens;
+inline constexpr int64_t kSplitTiles = kSplitTokens / kTileTokens;
+inline constexpr int64_t kMaxQueries = AttentionPlan::kMaxQueries;
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+struct Split {
+  int64_t num_tokens;  // up to the last position that an item needs
+  int32_t tiles[kSplitTiles];
+  int64_t num_tiles() const { return divide_up(num_tokens, kTileTokens); }
+};
+
+inline Split find_split(const Step& step, const KVCache& cache, int64_t request, int64_t first_token,
+                        int64_t num_tokens) {
+  const int64_t tiles_per_block = cache.block_size() / kTileTokens, first_tile = first_token / kTileTokens;
+  const int32_t* block = step.block_tables + request * step.block_table_stride + first_tile / tiles_per_block;
+  int64_t tile = first_tile % tiles_per_block;
+  Split split{num_tokens, {}};
+  for (int64_t i = 0; i < split.num_tiles(); ++i) {
+    split.tiles[i] = static_cast<int32_t>(*block * tiles_per_block + tile);
+    if (++tile == tiles_per_block) {
+      tile = 0;
+      ++block;
+    }
+  }
+  return split;
+}
+
+// Tiles that will be read soon. A decoding request streams through its cache once: each of its tiles is fetched while an
+// earlier one is multiplied, the values of a split during its keys, the keys of the next split during those values.
+struct TilesAhead {
+  const char* tiles[kSplitTiles];
+  int64_t count = 0, bytes = 0;
+
+  void fetch(int64_t i) const {
+    if (i >= count) return;
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(tiles[i] + line, 0, 2);
+  }
+};
+
+// The keys or the values of a split, as the products read them, and what they fetch on the way.
+template <class Tile>
+struct SplitTiles {
+  const typename Tile::Weight* tiles[kSplitTiles];
+  int64_t count;
+  TilesAhead ahead;
+};
+
+// An int8 cache's scales for the keys and values of a split, and what a cache without any has in their place.
+struct SplitScales {
+  static constexpr bool kAny = true;
+  const float *keys[kSplitTiles], *values[kSplitTiles];
+
+  SplitScales(const KVCache& cache, const Split& split, int64_t kv_head) {
+    for (int64_t i = 0; i < split.num_tiles(); ++i) {
+      keys[i] = cache.key_scales(split.tiles[i], kv_head);
+      values[i] = cache.value_scales(split.tiles[i], kv_head);
+    }
+  }
+  Vec scale_scores(Vec s, int64_t t) const { return s * Vec::load(keys[t / kTileTokens]); }
+  Vec scale_probabilities(Vec p, int64_t t) const { return p * Vec::load(values[t / kTileTokens]); }
+};
+
+struct NoScales {
+  static constexpr bool kAny = false;
+  NoScales(const KVCache&, const Split&, int64_t) {}
+  Vec scale_scores(Vec s, int64_t) const { return s; }
+  Vec scale_probabilities(Vec p, int64_t) const { return p; }
+};
+
+// Of some queries: what attention over some tokens gave. The output is [query][value_dims]; the maximum of the scores
+// (times `scale`, see softmax) and the sum of the probabilities have whole vectors of queries.
+struct Result {
+  float *output, *maximum, *sum;
+
+  static int64_t num_floats(int64_t num_queries, int64_t dims) {
+    return num_queries * dims + 2 * round_up(num_queries, 16);
+  }
+  static Result at(float* floats, int64_t num_queries, int64_t dims) {
+    float* const maximum = floats + num_queries * dims;
+    return {floats, maximum, maximum + round_up(num_queries, 16)};
+  }
+};
+
+// Adds the result of later tokens: both are scaled to the larger maximum. Queries before `first_query` stay as they are.
+inline void merge(const Result& into, const Result& part, int64_t first_query, int64_t num_queries, int64_t dims) {
+  for (int64_t q = 0; q < first_query; ++q) {
+    part.maximum[q] = kMinusInfinity;
+    part.sum[q] = 0;
+  }
+  for (int64_t begin = first_query / 16 * 16; begin < num_queries; begin += 16) {
+    const Vec max_so_far = Vec::load(into.maximum + begin), part_max = Vec::load(part.maximum + begin);
+    const Vec highest = max(max_so_far, part_max);
+    const Vec keep = exp2(max_so_far - highest), take = exp2(part_max - highest);
+    highest.store(into.maximum + begin);
+    fma(Vec::load(into.sum + begin), keep, Vec::load(part.sum + begin) * take).store(into.sum + begin);
+    float keeps[16], takes[16];
+    keep.store(keeps);
+    take.store(takes);
+    for (int64_t q = std::max(begin, first_query); q < std::min(begin + 16, num_queries); ++q) {
+      float *to = into.output + q * dims, *from = part.output + q * dims;
+      const Vec k = Vec::set1(keeps[q - begin]), t = Vec::set1(takes[q - begin]);
+      for (int64_t d = 0; d < dims; d += 16) fma(Vec::load(from + d), t, Vec::load(to + d) * k).store(to + d);
+    }
+  }
+}
+
+// Everything that an item works on, in one thread's scratch. "Query" here: one head of one token row. Rows are there for
+// kMaxQueries of them, whatever the item has: a multiply may read and write more rows than are meant.
+template <class Tile>
+struct ItemState {
+  using Operand = typename Tile::Operand;
+
+  int64_t num_queries;
+  Operand* queries;        // [block][query][16]: the packed query vectors
+  float* scores;           // [query][kSplitTokens]
+  Operand* probabilities;  // [block][query][16]
+  Result result, part;     // merged so far; of one split
+
+  ItemState(int64_t queries_, const KVCache& cache) : num_queries(queries_) {
+    struct QueryScratch;
+    struct ScoreScratch;
+    struct ProbabilityScratch;
+    struct ResultScratch;
+    struct PartScratch;
+    queries = scratch<QueryScratch, Operand>(num_operands<Tile>(2 * kMaxQueries, cache.head_dim()));
+    scores = scratch<ScoreScratch, float>(kMaxQueries * kSplitTokens);
+    probabilities = scratch<ProbabilityScratch, Operand>(num_operands<Tile>(2 * kMaxQueries, kSplitTokens));
+    const int64_t dims = cache.value_dims(), size = Result::num_floats(kMaxQueries, dims);
+    result = Result::at(scratch<ResultScratch, float>(size), kMaxQueries, dims);
+    part = Result::at(scratch<PartScratch, float>(size), kMaxQueries, dims);
+  }
+
+  // Where the probabilities of sixteen tokens of query q from token t on stand.
+  Operand* probability(int64_t q, int64_t t) const {
+    const int64_t steps = t / Tile::kStep;
+    return probabilities + steps / kBlockSteps * num_queries * kBlockSteps + q * kBlockSteps + steps % kBlockSteps;
+  }
+};
+
+// Query q sees the first `visible` (at least one) tokens of the split: its probabilities, their maximum score and their
+// sum. Probabilities are powers of two of (score - maximum) * scale, with the binary logarithm of e in `scale`. The sum
+// takes them unrounded and without the scales of the values, sixteen lanes side by side.
+template <class Tile, class Scales>
+void softmax(const ItemState<Tile> state, int64_t q, int64_t visible, int64_t num_tokens, float scale,
+             const Scales& scales, const Result& result) {
+  float* const scores = state.scores + q * kSplitTokens;
+  const int64_t whole = visible / 16 * 16;
+  const int rest = static_cast<int>(visible - whole);
+  Vec highest = Vec::set1(kMinusInfinity);
+  const auto take_score = [&](int64_t t, int n) {
+    const Vec s = scales.scale_scores(Vec::load(scores + t), t);
+    if constexpr (Scales::kAny) s.store(scores + t);
+    highest = max(highest, n == 16 ? s : first(s, n, kMinusInfinity));
+  };
+  for (int64_t t = 0; t < whole; t += 16) take_score(t, 16);
+  if (rest) take_score(whole, rest);
+
+  const float maximum = largest(highest) * scale;
+  const Vec factor = Vec::set1(scale), offset = Vec::set1(-maximum);
+  Vec total = Vec::zero();
+  const auto take_probability = [&](int64_t t, int n) {
+    const Vec p = exp2(fma(Vec::load(scores + t), factor, offset)), scaled = scales.scale_probabilities(p, t);
+    total = total + (n == 16 ? p : first(p, n, 0.0f));
+    Tile::store_operands(state.probability(q, t), n == 16 ? scaled : first(scaled, n, 0.0f));
+  };
+  for (int64_t t = 0; t < whole; t += 16) take_probability(t, 16);
+  if (rest) take_probability(whole, rest);
+  for (int64_t t = round_up(visible, 16); t < num_tokens; t += 16)
+    Tile::store_operands(state.probability(q, t), Vec::zero());
+  result.maximum[q] = maximum;
+  result.sum[q] = sum(total);
+}
+
+}  // namespace octavo
