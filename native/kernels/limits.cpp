@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "octavo/memory.h"
+#include "tiles/byte_products.h"
 #include "tiles/tile.h"
 #ifdef __AMX_BF16__
 #include "tiles/amx.h"
@@ -97,10 +98,30 @@ double measure_bfloat16(ThreadPool& pool) {
 #endif
 }
 
+double measure_int8(ThreadPool& pool) {
+  constexpr int64_t kPasses = 200000;
+  std::vector<int64_t> products(pool.size());
+  const double seconds = seconds_of(pool, [&](int index) {
+    struct Rows;
+    struct Columns;
+    struct Sums;
+    products[index] = multiply_bytes(scratch<Rows, uint8_t>(kByteOperands), scratch<Columns, uint8_t>(kByteOperands),
+                                     kPasses, scratch<Sums, uint8_t>(kByteSums));
+  });
+  return 2.0 * static_cast<double>(products[0] * pool.size()) / seconds;
+}
+
 }  // namespace
 
 double measure_flops(ThreadPool& pool, DType dtype) {
-  return dtype == DType::kBFloat16 ? measure_bfloat16(pool) : measure_vectors<Float32Tile>(pool);
+  switch (dtype) {
+    case DType::kBFloat16:
+      return measure_bfloat16(pool);
+    case DType::kInt8:
+      return measure_int8(pool);
+    default:
+      return measure_vectors<Float32Tile>(pool);
+  }
 }
 
 }  // namespace octavo

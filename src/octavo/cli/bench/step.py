@@ -165,7 +165,7 @@ def measure(
 
 
 def sum_up(rough: Sequence[Phases], fine: Sequence[Phases]) -> dict[str, Any]:
-    """Medians in seconds: of the whole step, of its Python and its native part, of each phase. Those of Python come from
+    """Medians in seconds: of the whole step, of its Python and its native part, of each phase. Python's phases are from
     `fine`, steps with clocks around every phase."""
 
     def median(steps: Sequence[Phases], phases: Sequence[str]) -> float:
