@@ -11,6 +11,7 @@ from octavo.cli.bench.kernels import Measurement, matrix_shapes
 from octavo.cli.main import main
 from octavo.cli.profile import Shape, batch_of
 from octavo.models.config import ModelConfig
+from octavo.runtime.memory import kv_block_bytes
 from support.checkpoints import tiny_llama
 
 SIZES = ["--num-tokens", "1,80", "--num-requests", "1,2", "--context-len", "40", "--prefill-len", "20"]
@@ -37,7 +38,8 @@ def test_kernels(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert gate_up["bytes"] == 2 * 384 * 64 and gate_up["flops"] == 2 * 384 * 64 * 80
     decode, both, prefill = record["attention"]
     assert [each["size"] for each in record["attention"]] == ["1 × 40", "2 × 40", "1 × 20"]
-    assert decode["bytes"] == 40 * 2 * 2 * 16 * 2  # tokens, K and V, heads, head_dim, bytes
+    model = ModelConfig.from_hf(json.loads(Path(tiny, "config.json").read_text()))
+    assert decode["bytes"] == 40 / 16 * kv_block_bytes(model, 16, "bfloat16") / model.num_layers
     assert decode["flops"] == 40 * 4 * 4 * 16 and both["flops"] == 2 * decode["flops"]
     assert prefill["flops"] == 4 * 4 * 16 * sum(range(1, 21))
     assert set(record["limits"]) == {"before", "after"} and record["limits"]["before"]["bandwidth"] > 1e8
