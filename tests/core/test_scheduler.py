@@ -93,6 +93,23 @@ def test_a_lone_prompt_takes_the_whole_budget_and_half_of_it_while_another_waits
     assert step(scheduler) == {"short": 1, "long": 15}
 
 
+def test_several_prompts_share_small_steps_and_end_one_after_the_other():
+    scheduler = make_scheduler(max_num_batched_tokens=2048, num_blocks=2000, max_model_len=2000)
+    for name in "abcde":
+        add(scheduler, name, 128)
+    assert step(scheduler) == {"a": 128, "b": 128, "c": 128, "d": 128}
+    assert step(scheduler) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 128}
+    add(scheduler, "long", 1500)
+    assert step(scheduler)["long"] == 1500  # nobody else waits for it to end
+
+
+def test_a_prompt_that_fits_is_not_cut():
+    scheduler = make_scheduler(max_num_batched_tokens=20)
+    add(scheduler, "a", 15)
+    add(scheduler, "b", 15)
+    assert [step(scheduler) for _ in range(2)] == [{"a": 15, "b": 5}, {"a": 1, "b": 10}]
+
+
 def test_a_short_request_overtakes_any_number_of_long_prompts():
     scheduler = make_scheduler(max_num_batched_tokens=64, num_blocks=200)
     for name in ("long 1", "long 2", "long 3"):

@@ -30,6 +30,11 @@ from octavo.core.policy import Policy
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.request import FinishReason, Request, RequestStatus
 
+# Prompt tokens of a step that several prompts share. Their ends come one after the other then, and the mean first token
+# sooner, where one large step would give all of them last. Fewer would cost more than they gain: each step reads all
+# weights.
+MAX_SHARED_TOKENS = 512
+
 
 class Scheduler:
     def __init__(
@@ -108,8 +113,11 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan, budget: int) -> int:
         """Decodes first, one token each, so that no stream stalls behind a prompt. Returns what is left of `budget`."""
         unscheduled = deque(request for request in self.running if request.num_left == 1)
-        if len(unscheduled) < len(self.running):
-            unscheduled.extend(request for request in self.running if request.num_left > 1)
+        num_decodes = len(unscheduled)
+        unscheduled.extend(request for request in self.running if request.num_left > 1)
+        num_seats = self.max_num_seqs - len(self.running)
+        if len(unscheduled) - num_decodes + min(num_seats, len(self.waiting)) > 1:
+            budget = min(budget, num_decodes + MAX_SHARED_TOKENS)
         while unscheduled and budget > 0:
             request = unscheduled[0]
             if self._make_room(request, unscheduled, plan):
@@ -148,9 +156,11 @@ class Scheduler:
     def _schedule(self, request: Request, budget: int, others_wait: bool, plan: StepPlan) -> int:
         """Put the request into the plan with as much of `budget` as it may have. Returns how much that is."""
         start, num_tokens = request.num_computed_tokens, request.num_left
-        if others_wait and num_tokens > 1:
+        if others_wait and self.long_prefill_token_threshold:
+            budget = min(budget, self.long_prefill_token_threshold)
+        elif others_wait and num_tokens > budget:
             # Half of what is left, so that a short request overtakes any number of long ones; and no crumbs.
-            budget = min(budget, self.long_prefill_token_threshold or max(budget // 2, self.kv.block_size))
+            budget = min(budget, max(budget // 2, self.kv.block_size))
         samples = num_tokens <= budget and request.params.max_tokens != 0  # 0: only the prompt is wanted
         num_tokens = min(num_tokens, budget)
         row = ScheduledRequest(request, start, num_tokens, self.kv.block_table(request), samples)
