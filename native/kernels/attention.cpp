@@ -191,12 +191,18 @@ class ItemKernel {
 };
 
 template <class Stored>
-void attend(View q, const KVCache& cache, const Step& step, const AttentionPlan& plan, float scale, View out,
+void attend(View q, const KVCache& cache, const Step& step, AttentionPlan& plan, float scale, View out,
             ThreadPool& pool, Worker worker) {
   ItemKernel<Stored> kernel(q, cache, step, plan, scale, out);
-  const auto mine = plan.items_of(worker.index);
   const auto* items = plan.items().data();
-  for (int64_t i = mine.begin; i < mine.end; ++i) kernel.run(items[i], i + 1 < mine.end ? items + i + 1 : nullptr);
+  for (Worker::Range mine = plan.claim(worker.index); mine.begin < mine.end;) {
+    const Worker::Range next = plan.claim(worker.index);
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      const int64_t after = i + 1 < mine.end ? i + 1 : next.begin;
+      kernel.run(items[i], i + 1 < mine.end || next.begin < next.end ? items + after : nullptr);
+    }
+    mine = next;
+  }
   if (plan.num_partials() == 0) return;
   pool.barrier();
   const auto& groups = plan.merge_groups();
@@ -206,7 +212,7 @@ void attend(View q, const KVCache& cache, const Step& step, const AttentionPlan&
 
 }  // namespace
 
-void attention(View q, const KVCache& cache, const Step& step, const AttentionPlan& plan, float scale, View out,
+void attention(View q, const KVCache& cache, const Step& step, AttentionPlan& plan, float scale, View out,
                ThreadPool& pool, Worker worker) {
   switch (cache.dtype()) {
     case DType::kFloat32:

@@ -81,7 +81,8 @@ struct Products<BFloat16Tile> {
   // Two vectors of dimensions at once; with an odd number of them the last one twice.
   template <bool kBoth>
   static void multiply_values(const State& state, const Tiles& values, int64_t dims, float* out) {
-    const auto weight_stride = static_cast<int>(dims * 2 * sizeof(bf16)), stride = static_cast<int>(dims * sizeof(float));
+    const auto weight_stride = static_cast<int>(dims * 2 * sizeof(bf16)),
+               stride = static_cast<int>(dims * sizeof(float));
     for (int64_t d = 0; d < dims; d += 32) {
       const int64_t next = std::min(d + 16, dims - 16);
       _tile_zero(0);

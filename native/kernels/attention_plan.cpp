@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "octavo/attention.h"
 
@@ -8,64 +7,77 @@ namespace octavo {
 void AttentionPlan::build(const Step& step, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                           int num_workers) {
   items_.clear();
-  costs_.clear();
+  claims_.clear();
   merge_groups_.assign(1, 0);
   num_partials_ = 0;
   const int64_t heads_at_once = std::min(num_heads / num_kv_heads, kMaxQueries);
   partial_size_ = heads_at_once * round_up(head_dim, 16) + 2 * round_up(heads_at_once, 16);
-  // Single-token rows are cut into their splits only where there are too few of them to keep the workers evenly busy.
-  const bool cut_splits = step.num_requests * num_kv_heads < 8 * num_workers && num_workers > 1;
-  // Cut requests first, so that their items are a prefix that merge_groups_ can index.
-  for (const bool cut : {true, false}) {
-    for (int64_t r = 0; r < step.num_requests; ++r) {
-      const bool one_row = step.query_start[r + 1] - step.query_start[r] == 1;
-      const bool cut_this = cut_splits && one_row && step.seq_lens[r] > kSplitTokens;
-      if (cut_this == cut) add_request(step, r, num_heads / num_kv_heads, num_kv_heads, cut);
-    }
-  }
+
+  int64_t total = 0;  // tokens of the cache that decoding rows read
+  for (int64_t r = 0; r < step.num_requests; ++r)
+    if (num_rows(step, r) == 1) total += step.seq_lens[r];
+  const auto way_of = [&](int64_t r) {
+    if (num_rows(step, r) > 1) return Way::kChunk;
+    const int64_t tokens = step.seq_lens[r];
+    // An item of this length would leave the other workers idle at the end.
+    const bool is_long = num_workers > 1 && tokens > kSplitTokens && 8 * num_workers * tokens > total * num_kv_heads;
+    return is_long ? Way::kCut : Way::kRow;
+  };
+  // Cut requests first, so that their items are a prefix that merge_groups_ can index; the small items last.
+  for (const Way way : {Way::kCut, Way::kChunk, Way::kRow})
+    for (int64_t r = 0; r < step.num_requests; ++r)
+      if (way_of(r) == way) add_request(step, r, num_heads / num_kv_heads, num_kv_heads, way);
+  claims_.push_back(static_cast<int64_t>(items_.size()));
+
   const size_t needed = static_cast<size_t>(num_partials_ * partial_size_) * sizeof(float);
   if (partials_.bytes() < needed) partials_ = Memory(needed);
-  share_out(num_workers);
+  tickets_.start(num_workers);
 }
 
-void AttentionPlan::add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads,
-                                bool cut_splits) {
+void AttentionPlan::add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads, Way way) {
   const int64_t begin = step.query_start[request], end = step.query_start[request + 1];
   const int64_t first_position = step.seq_lens[request] - (end - begin);
   const int64_t heads_at_once = std::min(group, kMaxQueries), rows_at_once = kMaxQueries / heads_at_once;
-  for (int64_t row = begin; row < end; row += rows_at_once) {
+  // The last rows, which see most, first.
+  for (int64_t row = begin + (end - begin - 1) / rows_at_once * rows_at_once; row >= begin; row -= rows_at_once) {
     const int64_t rows = std::min(rows_at_once, end - row);
     const int64_t num_tokens = first_position + row - begin + rows;  // what its last row attends to
     const int64_t num_splits = divide_up(num_tokens, kSplitTokens);
+    // The kv heads of a decoding row lie side by side in memory: one worker reads them all.
+    if (way == Way::kRow) claims_.push_back(static_cast<int64_t>(items_.size()));
     for (int64_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
       for (int64_t head = 0; head < group; head += heads_at_once) {
         const int64_t heads = std::min(heads_at_once, group - head);
-        for (int64_t split = 0; split < num_splits; split += cut_splits ? 1 : num_splits) {
-          const int64_t last = cut_splits ? split + 1 : num_splits;
+        for (int64_t split = 0; split < num_splits; split += way == Way::kCut ? 1 : num_splits) {
+          if (way != Way::kRow) claims_.push_back(static_cast<int64_t>(items_.size()));
           items_.push_back({static_cast<int32_t>(request), static_cast<int32_t>(kv_head), static_cast<int32_t>(row),
                             static_cast<int32_t>(rows), static_cast<int32_t>(head), static_cast<int32_t>(heads),
-                            static_cast<int32_t>(split), static_cast<int32_t>(last),
-                            cut_splits ? static_cast<int32_t>(num_partials_++) : -1});
-          const int64_t tokens = std::min(num_tokens, last * kSplitTokens) - split * kSplitTokens;
-          costs_.push_back(tokens * (rows * heads + 3));  // 3: reading a key and a value costs about as much
+                            static_cast<int32_t>(split),
+                            static_cast<int32_t>(way == Way::kCut ? split + 1 : num_splits),
+                            way == Way::kCut ? static_cast<int32_t>(num_partials_++) : -1});
         }
-        if (cut_splits) merge_groups_.push_back(static_cast<int64_t>(items_.size()));
+        if (way == Way::kCut) merge_groups_.push_back(static_cast<int64_t>(items_.size()));
       }
     }
   }
 }
 
-// Cuts the list into one contiguous range for each worker, of nearly equal cost.
-void AttentionPlan::share_out(int num_workers) {
-  const int64_t total = std::accumulate(costs_.begin(), costs_.end(), int64_t{0});
-  bounds_.assign(1, 0);
-  int64_t done = 0;
-  size_t item = 0;
-  for (int worker = 1; worker <= num_workers; ++worker) {
-    const int64_t target = total * worker / num_workers;
-    while (item < costs_.size() && (worker == num_workers || done + costs_[item] / 2 < target)) done += costs_[item++];
-    bounds_.push_back(static_cast<int64_t>(item));
-  }
+void AttentionPlan::Tickets::start(int num_workers) {
+  next_ = 0;
+  rounds_.assign(num_workers, {});
+}
+
+int64_t AttentionPlan::Tickets::take(int worker, int64_t count) {
+  int64_t& first = rounds_[worker].first;
+  const int64_t ticket = next_.fetch_add(1, std::memory_order_relaxed) - first;
+  if (ticket < count) return ticket;
+  first += count + static_cast<int64_t>(rounds_.size());  // each worker has taken one ticket too many
+  return -1;
+}
+
+Worker::Range AttentionPlan::claim(int worker) {
+  const int64_t count = static_cast<int64_t>(claims_.size()) - 1, ticket = tickets_.take(worker, count);
+  return ticket < 0 ? Worker::Range{0, 0} : Worker::Range{claims_[ticket], claims_[ticket + 1]};
 }
 
 }  // namespace octavo

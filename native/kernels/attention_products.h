@@ -1,5 +1,6 @@
 // The two products of attention, in vector tiles: scores = queries times keys, output of a split = probabilities times
-// values. One accumulator for each result, over dimensions or tokens in ascending order, whatever the number of queries.
+// values. One accumulator for each result, over dimensions or tokens in ascending order, whatever the number of
+// queries.
 #pragma once
 
 #include <array>

@@ -37,8 +37,8 @@ inline Split find_split(const Step& step, const KVCache& cache, int64_t request,
   return split;
 }
 
-// Tiles that will be read soon. A decoding request streams through its cache once: each of its tiles is fetched while an
-// earlier one is multiplied, the values of a split during its keys, the keys of the next split during those values.
+// Tiles that will be read soon. A decoding request streams through its cache once: each of its tiles is fetched while
+// an earlier one is multiplied, the values of a split during its keys, the keys of the next split during those values.
 struct TilesAhead {
   const char* tiles[kSplitTiles];
   int64_t count = 0, bytes = 0;
@@ -93,7 +93,8 @@ struct Result {
   }
 };
 
-// Adds the result of later tokens: both are scaled to the larger maximum. Queries before `first_query` stay as they are.
+// Adds the result of later tokens: both are scaled to the larger maximum. Queries before `first_query` stay as they
+// are.
 inline void merge(const Result& into, const Result& part, int64_t first_query, int64_t num_queries, int64_t dims) {
   for (int64_t q = 0; q < first_query; ++q) {
     part.maximum[q] = kMinusInfinity;
@@ -116,8 +117,8 @@ inline void merge(const Result& into, const Result& part, int64_t first_query, i
   }
 }
 
-// Everything that an item works on, in one thread's scratch. "Query" here: one head of one token row. Rows are there for
-// kMaxQueries of them, whatever the item has: a multiply may read and write more rows than are meant.
+// Everything that an item works on, in one thread's scratch. "Query" here: one head of one token row. Rows are there
+// for kMaxQueries of them, whatever the item has: a multiply may read and write more rows than are meant.
 template <class Tile>
 struct ItemState {
   using Operand = typename Tile::Operand;

@@ -102,7 +102,8 @@ struct RowWriter<bf16> {
   }
 };
 
-// Codes [16] of the vectors of a row in turn, f(d, codes) for each; returns their scale: the largest magnitude over 127.
+// Codes [16] of the vectors of a row in turn, f(d, codes) for each; returns their scale: the largest magnitude over
+// 127.
 template <class F>
 float quantise(const float* x, int64_t dim, F f) {
   Vec highest = Vec::zero();

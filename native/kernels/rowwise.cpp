@@ -44,10 +44,13 @@ void rope(View x, const int32_t* positions, const float* table, int64_t rotary_d
     for (int64_t head = 0; head < x.columns; head += head_dim) {
       const float* in = x.row(t) + head;
       float* to = out.row(t) + head;
-      for (int64_t i = 0; i < half; ++i) {
-        const float a = in[i], b = in[i + half];  // read before written: `out` may be `x`
-        to[i] = a * cos[i] - b * sin[i];
-        to[i + half] = b * cos[i] + a * sin[i];
+      for (int64_t i = 0; i < half; i += 16) {
+        const int n = static_cast<int>(std::min<int64_t>(16, half - i));
+        // Read before written: `out` may be `x`.
+        const Vec a = Vec::load(in + i, n), b = Vec::load(in + half + i, n);
+        const Vec c = Vec::load(cos + i, n), s = Vec::load(sin + i, n);
+        (a * c - b * s).store(to + i, n);
+        (b * c + a * s).store(to + half + i, n);
       }
       if (to != in) std::memcpy(to + rotary_dim, in + rotary_dim, (head_dim - rotary_dim) * sizeof(float));
     }

@@ -14,6 +14,7 @@
 // the tile that are not written in the same step, so that a probability of zero never meets an earlier owner's NaN.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "octavo/memory.h"
@@ -70,10 +71,13 @@ struct Step {
   const int32_t* logit_rows;
 };
 
-// Who computes which part of the attention of a step; the same for all layers. An item is a few query rows of one
-// request, the query heads of one kv head, and a range of 256-token splits. Long contexts of a few decoding requests
-// are cut into items of one split each, whose partial results are merged afterwards; all else merges as it goes. Both
-// ways merge the same splits in the same order, left to right.
+// The parts of the attention of a step; the same for all layers. An item is a few query rows of one request, the query
+// heads of one kv head, and a range of 256-token splits. Long contexts of a few decoding requests are cut into items of
+// one split each, whose partial results are merged afterwards; all else merges as it goes. Both ways merge the same
+// splits in the same order, left to right.
+//
+// Workers claim items as they get done with others, so that all finish together whatever a row costs on this machine.
+// Who computes an item leaves no trace in it.
 class AttentionPlan {
  public:
   static constexpr int64_t kSplitTokens = 256;
@@ -97,7 +101,9 @@ class AttentionPlan {
   void build(const Step& step, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int num_workers);
 
   const std::vector<Item>& items() const { return items_; }
-  Worker::Range items_of(int worker) const { return {bounds_[worker], bounds_[worker + 1]}; }
+  // Items that `worker` is to run next; an empty range when all are taken. Each worker calls this until it gets that,
+  // and the workers meet before one of them claims again (for the next layer).
+  Worker::Range claim(int worker);
   int64_t num_partials() const { return num_partials_; }
   // Items with partials, grouped: group g is items [merge_groups[g], merge_groups[g + 1]), one for each split.
   const std::vector<int64_t>& merge_groups() const { return merge_groups_; }
@@ -105,11 +111,32 @@ class AttentionPlan {
   float* partial(const Item& item) const { return partials_.as<float>() + item.partial * partial_size_; }
 
  private:
-  void add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads, bool cut_splits);
-  void share_out(int num_workers);
+  // How a request is computed: rows of a chunk together; one row as a whole; one row cut into its splits.
+  enum class Way { kChunk, kRow, kCut };
+
+  // Hands out the numbers 0, 1, 2 … once in each round.
+  class Tickets {
+   public:
+    void start(int num_workers);
+    int64_t take(int worker, int64_t count);  // below `count`; -1: none are left in this round
+
+   private:
+    struct alignas(64) Round {
+      int64_t first = 0;  // where this worker's round began
+    };
+    alignas(64) std::atomic<int64_t> next_{0};
+    std::vector<Round> rounds_;
+  };
+
+  static int64_t num_rows(const Step& step, int64_t request) {
+    return step.query_start[request + 1] - step.query_start[request];
+  }
+  void add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads, Way way);
 
   std::vector<Item> items_;
-  std::vector<int64_t> costs_, bounds_, merge_groups_;
+  std::vector<int64_t> claims_;  // claim c is items [claims_[c], claims_[c + 1])
+  std::vector<int64_t> merge_groups_;
+  Tickets tickets_;
   int64_t num_partials_ = 0, partial_size_ = 0;
   Memory partials_;
 };
@@ -117,7 +144,7 @@ class AttentionPlan {
 void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker worker);
 
 // All workers of `pool` must call it together (it may hold a barrier).
-void attention(View q, const KVCache& cache, const Step& step, const AttentionPlan& plan, float scale, View out,
+void attention(View q, const KVCache& cache, const Step& step, AttentionPlan& plan, float scale, View out,
                ThreadPool& pool, Worker worker);
 
 }  // namespace octavo

@@ -10,8 +10,8 @@ Arithmetic, for all backends:
   largest |x| of a row (the first of equals) were taken out; those two multiply the unrounded values.
 - In attention with a bfloat16 cache, the inputs of matrix products are q (after rope), k, v and the probabilities. An
   int8 cache keeps codes, with a float32 scale for each token and kv head: max|x| / 127, codes rounded to nearest even.
-  The products take the codes, which are exact in bfloat16; scores are multiplied by the scales of the keys, probabilities
-  by the scales of the values before they are rounded.
+  The products take the codes, which are exact in bfloat16; scores are multiplied by the scales of the keys,
+  probabilities by the scales of the values before they are rounded.
 - Every row of every result depends on that row's inputs alone, never on how many rows there are.
 
 Notation: T tokens in the step, R requests, L rows of logits, H query heads, G key/value heads, D head_dim.
@@ -133,5 +133,7 @@ class Backend(Protocol):
     def constant(self, values: Float32Array) -> Tensor:
         """A float32 array that the ops read: a rope table, a vector of ones."""
 
-    def kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType) -> KVCache:
+    def kv_cache(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType
+    ) -> KVCache:
         """An empty cache of one layer, num_blocks * block_size tokens."""
