@@ -12,6 +12,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "octavo/program.h"
 
 namespace octavo {
 namespace {
@@ -23,6 +24,8 @@ View view_rows(const std::variant<LogitRows, Floats2D>& logits, size_t num_rows)
   require(v.columns > 0, "logits must have columns");
   return v;
 }
+
+using Rows = std::vector<const SamplerRow*>;
 
 // The token of each row (-1: none), and by row whatever has more to say.
 nb::tuple as_tokens(std::vector<SampledRow>&& rows) {
@@ -61,6 +64,7 @@ void bind_sampler(nb::module_& m) {
       .def_rw("sample_index", &SamplerRow::sample_index)
       .def_rw("position", &SamplerRow::position)
       .def_rw("num_logprobs", &SamplerRow::num_logprobs)
+      .def_rw("logprobs_mode", &SamplerRow::logprobs_mode)
       .def(
           "set_bias",
           [](SamplerRow& row, std::vector<int32_t> token_ids, std::vector<float> values) {
@@ -92,17 +96,37 @@ void bind_sampler(nb::module_& m) {
 
   m.def(
       "sample",
-      [](ThreadPool& pool, std::variant<LogitRows, Floats2D> logits, const std::vector<const SamplerRow*>& rows,
-         LogprobsMode mode) {
+      [](ThreadPool& pool, Floats2D logits, const Rows& rows) {
         const View v = view_rows(logits, rows.size());
-        std::vector<SampledRow> sampled;
+        std::vector<SampledRow> sampled(rows.size());
         {
           nb::gil_scoped_release unlocked;
-          sampled = sample(pool, v, rows, mode);
+          sample(pool, v, rows.data(), sampled.data());
         }
         return as_tokens(std::move(sampled));
       },
-      nb::arg("pool"), nb::arg("logits"), nb::arg("rows"), nb::arg("mode"));
+      nb::arg("pool"), nb::arg("logits"), nb::arg("rows"));
+
+  m.def(
+      "run_and_sample",
+      [](ThreadPool& pool, Program& program, const StepArrays& arrays, Slice logits, const Rows& rows,
+         int64_t max_logits) {
+        const auto count = static_cast<int64_t>(rows.size());
+        require(count <= arrays.step.num_logits, "there are more rows to sample than logit rows");
+        std::vector<SampledRow> sampled(rows.size());
+        {
+          nb::gil_scoped_release unlocked;
+          program.run(arrays.step);
+          for (int64_t first = 0; first < count; first += max_logits) {
+            const int64_t chunk = std::min(max_logits, count - first);
+            program.run_logits(first, chunk);
+            sample(pool, program.view(logits, chunk), rows.data() + first, sampled.data() + first);
+          }
+        }
+        return as_tokens(std::move(sampled));
+      },
+      nb::arg("pool"), nb::arg("program"), nb::arg("step"), nb::arg("logits"), nb::arg("rows"), nb::arg("max_logits"),
+      "A whole step: runs the program, and samples the first of its logit rows where they lie");
 
   m.def(
       "token_logprobs",

@@ -145,8 +145,8 @@ void write_processed(float* x, int32_t size, const SamplerRow& row, const Softma
   }
 }
 
-void sample_row(float* x, int32_t vocabulary, const SamplerRow& row, LogprobsMode mode, Buffers& buffers,
-                SampledRow& out) {
+void sample_row(float* x, int32_t vocabulary, const SamplerRow& row, Buffers& buffers, SampledRow& out) {
+  const LogprobsMode mode = row.logprobs_mode;
   const int32_t size = std::min(vocabulary, row.num_vocab_tokens);
   const bool wants_raw =
       row.num_logprobs >= 0 && (mode == LogprobsMode::kRawLogprobs || mode == LogprobsMode::kRawLogits);
@@ -204,13 +204,10 @@ void for_rows(ThreadPool& pool, int64_t count, F&& f) {
 
 }  // namespace
 
-std::vector<SampledRow> sample(ThreadPool& pool, View logits, const std::vector<const SamplerRow*>& rows,
-                               LogprobsMode mode) {
-  std::vector<SampledRow> results(rows.size());
+void sample(ThreadPool& pool, View logits, const SamplerRow* const* rows, SampledRow* results) {
   for_rows(pool, logits.rows, [&](int64_t i, Buffers& buffers) {
-    sample_row(logits.row(i), static_cast<int32_t>(logits.columns), *rows[i], mode, buffers, results[i]);
+    sample_row(logits.row(i), static_cast<int32_t>(logits.columns), *rows[i], buffers, results[i]);
   });
-  return results;
 }
 
 std::vector<SampledRow> token_logprobs(ThreadPool& pool, View logits, const std::vector<int32_t>& token_ids,

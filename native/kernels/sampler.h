@@ -36,6 +36,7 @@ struct SamplerRow {
   uint64_t seed = 0;
   uint32_t sample_index = 0, position = 0;  // position: number of output tokens so far
   int32_t num_logprobs = -1;                // -1: none; above the vocabulary: all
+  LogprobsMode logprobs_mode = LogprobsMode::kRawLogprobs;
 
   bool penalised() const { return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0; }
   bool edited() const {
@@ -57,9 +58,8 @@ struct SampledRow {
   std::optional<std::string> error;  // why the row has no token
 };
 
-// rows[i] samples from row i of `logits`, which may be overwritten. The threads share the rows.
-std::vector<SampledRow> sample(ThreadPool& pool, View logits, const std::vector<const SamplerRow*>& rows,
-                               LogprobsMode mode);
+// rows[i] samples from row i of `logits`, which may be overwritten, into results[i]. The threads share the rows.
+void sample(ThreadPool& pool, View logits, const SamplerRow* const* rows, SampledRow* results);
 
 // What row i of `logits`, as the model gave it, says of token_ids[i] (below num_vocab_tokens). Not `normalised`: the
 // logits themselves.

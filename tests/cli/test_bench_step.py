@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.bench.common import engine_of, make_llm, parse_counts
-from octavo.cli.bench.step import NATIVE, OUTPUT, PYTHON, StepClock, clocks_on, sum_up
+from octavo.cli.bench.step import NATIVE, OUTPUT, PYTHON, WARMUP, Enough, StepClock, clocks_on, sum_up
 from octavo.cli.main import main
 from octavo.config import EngineConfig
 from support.checkpoints import tiny_llama
@@ -34,13 +34,13 @@ def test_step(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert all(point["phases"][phase] > 0 for phase in (*PYTHON, *NATIVE, OUTPUT))
         assert 0 < max(point["python"], point["native"]) < point["step"] < point["step_and_output"]
     out = capsys.readouterr().out
-    assert "1 × 20" in out and "native run" in out and "tokens/s" in out
+    assert "1 × 20" in out and "program and sampler" in out and "tokens/s" in out
 
 
 def test_clocks_are_taken_away(tiny: str) -> None:
     with make_llm(EngineConfig(model=tiny)) as llm:
         engine = engine_of(llm)
-        with clocks_on(llm, every_phase=True):
+        with clocks_on(llm, StepClock(1, 1), every_phase=True):
             assert engine.step.__name__ == "timed_step" and engine.scheduler.schedule.__name__ == "timed_call"
         assert engine.step.__name__ == "step" and engine.scheduler.schedule.__name__ == "schedule"
 
@@ -67,22 +67,33 @@ class FakeEngine:
 
 
 def test_time_of_an_inner_phase_is_not_the_outer_ones() -> None:
-    clock, engine = StepClock(), FakeEngine((1, 1))
-    engine.inner = clock.timed("native run", lambda: time.sleep(0.02))
+    clock, engine = StepClock(1, 1), FakeEngine((1, 1))
+    engine.inner = clock.timed(NATIVE[0], lambda: time.sleep(0.02))
     clock.timed_step(engine)()  # type: ignore[arg-type]
-    [phases] = clock.steps
-    assert phases["native run"] >= 0.02 and 0.005 <= phases["rest"] < 0.02
-    figures = sum_up(clock.steps, clock.steps)
-    assert figures["step"] == pytest.approx(phases["native run"] + phases["rest"])
-    assert figures["python"] == pytest.approx(phases["rest"]) and figures["phases"]["sample"] == 0
+    clock.timed(OUTPUT, lambda: time.sleep(0.01))()
+    [phases] = clock.steady
+    assert phases[NATIVE[0]] >= 0.02 and 0.005 <= phases["rest"] < 0.02 and phases[OUTPUT] >= 0.01
+    figures = sum_up(clock.steady, clock.steady)
+    assert figures["step"] == pytest.approx(phases[NATIVE[0]] + phases["rest"])
+    assert figures["python"] == pytest.approx(phases["rest"]) and figures["phases"]["update"] == 0
+    assert figures["step_and_output"] == pytest.approx(figures["step"] + phases[OUTPUT])
 
 
 def test_steady_steps_are_those_of_decodes_alone() -> None:
-    clock, engine = StepClock(), FakeEngine((1, 9), (2, 2), (1, 1), (2, 7))
+    decodes = [(2, 2)] * (WARMUP + 1)
+    clock, engine = StepClock(2, 1), FakeEngine((1, 9), (2, 5), *decodes, (2, 7), (2, 2))
     step = clock.timed_step(engine)  # type: ignore[arg-type]
-    for _ in range(4):
+    for _ in range(2 + len(decodes)):
         step()
-    assert clock.steady(2) == [clock.steps[1]] and clock.steady(1) == [clock.steps[2]]
+    assert len(clock.steady) == len(decodes)
+    with pytest.raises(Enough):
+        step()
+
+
+def test_context_that_is_full(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--num-requests", "1", "--context-len", "20", "--num-steps", "50", "--max-model-len", "64"]
+    assert main(["bench", "step", tiny, *words]) == 1
+    assert "1 requests decoded together in 42 steps only" in capsys.readouterr().err
 
 
 def test_too_many_requests(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,12 @@
 """From a trace to the native program: which buffer holds each value, one native instruction for each node.
 
-A step is then `run(batch)` and, for each chunk of wanted logits, `logits(...)`: one call into C++ each, with the GIL
-released. Eager execution of the same model is `EagerExecutor`; both give the same bytes.
+A step is then one call into C++, `run(batch, rows)`, with the GIL released; each chunk of logits that scores a prompt
+is another, `logits(...)`. Eager execution of the same model is `EagerExecutor`; both give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from octavo.ops.cpu import CpuBackend, CpuOps
 from octavo.runtime.batch import make_batch
 from octavo.runtime.fusion import fuse
 from octavo.runtime.trace import Node, SymbolicBatch, TraceOps, Value
+from octavo.sampling.feature import SamplerRow
+from octavo.sampling.sampler import Drawn
 
 # Rows of logits computed at a time: at a vocabulary of 49,152, 64 rows are 12.6 MB. Scoring a long prompt thus needs no
 # more memory than decoding.
@@ -46,9 +48,17 @@ class EagerExecutor:
     def batch(self, plan: StepPlan) -> Batch:
         return make_batch(plan, self._block_size)
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch, rows: Sequence[SamplerRow] = ()) -> Drawn:
         self._batch = batch
         self._hidden = self._model.forward(self._ops, batch, self._kv_caches)
+        token_ids: list[int] = []
+        details: dict[int, Any] = {}
+        for first in range(0, len(rows), MAX_LOGITS):
+            chunk = rows[first : first + MAX_LOGITS]
+            drawn = self._ops.native.sample(self._ops.pool, self.logits(first, len(chunk)), chunk)
+            token_ids += drawn[0]
+            details |= {first + i: detail for i, detail in drawn[1].items()}
+        return token_ids, details
 
     def logits(self, first: int, count: int) -> Float32Array:
         """float32 [count, vocab] of logit rows [first, first + count) of the last batch run."""
@@ -73,6 +83,7 @@ class ProgramExecutor:
             backend.pool, max_tokens, MAX_LOGITS, config.num_heads, config.num_kv_heads, config.head_dim
         )
         self._backend = backend
+        self._run_and_sample: Callable[..., Drawn] = backend.native.run_and_sample
         self._slice = backend.native.Slice
         self._names = _weight_names(model)
         self._buffers = _assign_buffers(nodes, self._output, self.native)
@@ -85,14 +96,14 @@ class ProgramExecutor:
         """`make_batch` of the plan, as the kernels read it."""
         return self._backend.native.make_step(plan.scheduled, self._block_size)
 
-    def run(self, batch: Any) -> None:
+    def run(self, batch: Any, rows: Sequence[SamplerRow] = ()) -> Drawn:
         """`batch`: from `batch`, or a Batch."""
         self._step = self._backend.step(batch) if isinstance(batch, Batch) else batch  # run_logits reads it too
-        self.native.run(self._step)
+        return self._run_and_sample(self._backend.pool, self.native, self._step, self._logits, rows, MAX_LOGITS)
 
     def logits(self, first: int, count: int) -> Any:
         """Logit rows [first, first + count) of the last batch run, where the program left them: valid until the next
-        call. The sampler reads them there; `np.array` copies them."""
+        call. The sampler scores them there; `np.array` copies them."""
         self.native.run_logits(first, count)
         return self.native.logit_rows(self._logits, count)
 

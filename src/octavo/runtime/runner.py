@@ -6,15 +6,14 @@ the plan's, how to sample is the sampler's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from octavo.core.plan import RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.errors import RequestFailedError
 from octavo.runtime.program import MAX_LOGITS
-from octavo.sampling.sampler import Sampler
-
-T = TypeVar("T")
+from octavo.sampling.feature import SamplerRow
+from octavo.sampling.sampler import Drawn, Sampler, as_results
 
 
 class Executor(Protocol):
@@ -23,7 +22,8 @@ class Executor(Protocol):
     def batch(self, plan: StepPlan) -> Any:
         """`make_batch` of the plan, in the executor's own form."""
 
-    def run(self, batch: Any) -> None: ...
+    def run(self, batch: Any, rows: Sequence[SamplerRow] = ()) -> Drawn:
+        """Compute the batch, and sample the first len(rows) of its logit rows."""
 
     def logits(self, first: int, count: int) -> Any:
         """float32 [count, vocab] of the batch's logit rows [first, first + count), at most MAX_LOGITS. The next call
@@ -37,12 +37,10 @@ class Runner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One RowResult for each scheduled request, in order."""
-        self.executor.run(self.executor.batch(plan))
-        # The batch's logit rows: one for each request that samples, then those that score prompts.
+        batch = self.executor.batch(plan)
+        # Its logit rows: one for each request that samples, then those that score prompts.
         sampling = [row for row in plan.scheduled if row.samples]
-        sampled: list[RowResult] = []
-        for first, rows in _chunks(sampling):
-            sampled += self.sampler.sample(self.executor.logits(first, len(rows)), rows)
+        sampled = as_results(self.executor.run(batch, self.sampler.rows(sampling)))
         if len(sampling) == len(plan.scheduled) and not any(row.num_scored for row in sampling):
             return StepResult(sampled)
         tokens = iter(sampled)
@@ -59,7 +57,8 @@ class Runner:
         source, start = scheduled.request.source, scheduled.start + 1
         assert source.params.prompt_logprobs is not None
         scores = []
-        for offset, targets in _chunks(source.prompt_token_ids[start : start + scheduled.num_scored]):
+        for offset in range(0, scheduled.num_scored, MAX_LOGITS):
+            targets = source.prompt_token_ids[start + offset : start + min(offset + MAX_LOGITS, scheduled.num_scored)]
             logits = self.executor.logits(first + offset, len(targets))
             try:
                 scores += self.sampler.prompt_logprobs(
@@ -69,9 +68,3 @@ class Runner:
                 result.error = result.error or error.message
                 return
         result.prompt_logprobs = scores
-
-
-def _chunks(items: Sequence[T]) -> Iterator[tuple[int, Sequence[T]]]:
-    """(where it begins, the items) of each chunk of at most MAX_LOGITS."""
-    for first in range(0, len(items), MAX_LOGITS):
-        yield first, items[first : first + MAX_LOGITS]

@@ -32,6 +32,7 @@ class SamplerRow(Protocol):
     sample_index: int
     position: int  # number of output tokens so far
     num_logprobs: int  # -1: none; above the vocabulary: all
+    logprobs_mode: object  # native LogprobsMode
 
     def set_bias(self, token_ids: Sequence[int], values: Sequence[float]) -> None: ...
 

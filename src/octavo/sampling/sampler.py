@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     Logits: TypeAlias = npt.NDArray[np.float32] | Any  # an array, or the program's own rows (native LogitRows)
 
+# What the native sampler gives: the token of each row (-1: none), and by row whatever has logprobs or an error.
+Drawn: TypeAlias = tuple[list[int], dict[int, Any]]
+
 # In the order in which they act on a row.
 PIPELINE: tuple[Feature, ...] = (
     AllowedTokens(),
@@ -63,18 +66,17 @@ class Sampler:
         self._mode = getattr(native.LogprobsMode, logprobs_mode)
         self._normalised = logprobs_mode.endswith("_logprobs")
 
-    def sample(self, logits: Logits, rows: Sequence[ScheduledRequest]) -> list[RowResult]:
+    def sample(self, logits: npt.NDArray[np.float32], scheduled: Sequence[ScheduledRequest]) -> list[RowResult]:
         """float32 [L, V] -> one result for each of the L rows; `logits` may be overwritten.
 
         A row without finite logits, or whose masks leave nothing, has an `error` and no token. Logprobs are finite:
         tokens of probability 0 are left out.
         """
-        native_rows = [self._native_row(scheduled.request) for scheduled in rows]
-        token_ids, details = self._native.sample(self._pool, logits, native_rows, self._mode)
-        results = [RowResult(token_id) for token_id in token_ids]
-        for i, sampled in details.items():
-            results[i] = _row_result(sampled)
-        return results
+        return as_results(self._native.sample(self._pool, logits, self.rows(scheduled)))
+
+    def rows(self, scheduled: Sequence[ScheduledRequest]) -> list[SamplerRow]:
+        """How each of these requests samples its next token, for the native sampler."""
+        return [self._row(each.request) for each in scheduled]
 
     def prompt_logprobs(
         self,
@@ -102,8 +104,8 @@ class Sampler:
                 raise RequestFailedError(result.error)
         return [_token_logprobs(result.logprobs) for result in results]
 
-    def _native_row(self, request: Request) -> SamplerRow:
-        """The request's settings for its next token. They live as long as the request."""
+    def _row(self, request: Request) -> SamplerRow:
+        """What is prepared lives as long as the request."""
         row = request.sampling
         if row is None:
             row = request.sampling = self._prepare(request)
@@ -115,12 +117,21 @@ class Sampler:
     def _prepare(self, request: Request) -> _PreparedRow:
         source = request.source
         native: SamplerRow = self._native.SamplerRow()
+        native.logprobs_mode = self._mode
         if source.num_vocab_tokens is not None:
             native.num_vocab_tokens = source.num_vocab_tokens
         active = [feature for feature in PIPELINE if feature.active(source.params)]
         for feature in active:
             feature.prepare(native, source)
         return _PreparedRow(native, [feature for feature in active if feature.each_step])
+
+
+def as_results(drawn: Drawn) -> list[RowResult]:
+    token_ids, details = drawn
+    results = [RowResult(token_id) for token_id in token_ids]
+    for i, sampled in details.items():
+        results[i] = _row_result(sampled)
+    return results
 
 
 def _row_result(sampled: Any) -> RowResult:

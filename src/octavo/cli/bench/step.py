@@ -24,19 +24,26 @@ if TYPE_CHECKING:
     from octavo.runtime.program import ProgramExecutor
 
 WARMUP = 8  # steps
-PYTHON = ("schedule", "make batch", "run", "logits", "sample", "update", "rest")
-NATIVE = ("native run", "native logits", "native sample")
+PYTHON = ("schedule", "make batch", "sampler rows", "run", "update", "rest")
+NATIVE = ("program and sampler",)
 OUTPUT = "output processing"  # after the step; in a process of its own where octavo serves
 
 Phases = defaultdict[str, float]  # seconds by phase
 
 
-class StepClock:
-    """`steps` holds for each step the seconds of its phases, and how many requests ran and tokens were computed."""
+class Enough(Exception):
+    """Ends the generation from which steps are measured."""
 
-    def __init__(self) -> None:
-        self.steps: list[Phases] = []
-        self.sizes: list[tuple[int, int]] = []
+
+class StepClock:
+    """Times steps until `num_steps` of them, after WARMUP more, were decodes of `num_requests` and nothing else. These are
+    in `steady`; the step after them raises Enough."""
+
+    def __init__(self, num_requests: int, num_steps: int) -> None:
+        self.steady: list[Phases] = []
+        self._decodes = (num_requests, num_requests)
+        self._num_steps = WARMUP + num_steps
+        self._now: Phases = defaultdict(float)
         self._inner: list[float] = []  # seconds of the phases inside each phase that runs now
 
     def timed(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +54,7 @@ class StepClock:
                 return call(*args, **kwargs)
             finally:
                 spent = time.perf_counter() - began
-                self.steps[-1][phase] += spent - self._inner.pop()
+                self._now[phase] += spent - self._inner.pop()
                 if self._inner:
                     self._inner[-1] += spent
 
@@ -57,41 +64,25 @@ class StepClock:
         step, scheduler = self.timed("rest", engine.step), engine.scheduler
 
         def timed_step() -> Any:
-            self.steps.append(defaultdict(float))
+            if len(self.steady) == self._num_steps:
+                raise Enough
+            self._now = defaultdict(float)  # until the next step: what follows this one counts too
             news = step()
-            self.sizes.append((len(scheduler.running), scheduler.step_tokens))
+            if (len(scheduler.running), scheduler.step_tokens) == self._decodes:
+                self.steady.append(self._now)
             return news
 
         return timed_step
 
-    def steady(self, num_requests: int) -> list[Phases]:
-        """The steps in which that many requests, and nothing else, decoded."""
-        decodes = (num_requests, num_requests)
-        return [step for step, size in zip(self.steps, self.sizes, strict=True) if size == decodes]
-
-
-class Clocked:
-    """Something native, with clocks around some of its functions."""
-
-    def __init__(self, inner: Any, clock: StepClock, phases: dict[str, str]) -> None:
-        self._inner = inner
-        for name, phase in phases.items():
-            setattr(self, name, clock.timed(phase, getattr(inner, name)))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
 
 @contextlib.contextmanager
-def clocks_on(llm: LLM, *, every_phase: bool) -> Iterator[StepClock]:
+def clocks_on(llm: LLM, clock: StepClock, *, every_phase: bool) -> Iterator[None]:
     """Puts clocks around the step and its native calls, and around every phase if asked for; takes them away again."""
-    clock, engine = StepClock(), engine_of(llm)
+    engine = engine_of(llm)
     runner = runner_of(engine)
     executor, sampler, scheduler = cast("ProgramExecutor", runner.executor), runner.sampler, engine.scheduler
-    program = Clocked(executor.native, clock, {"run": "native run", "run_logits": "native logits"})
     clocked: list[tuple[Any, str, Any]] = [
-        (executor, "native", program),
-        (sampler, "_native", Clocked(sampler._native, clock, {"sample": "native sample"})),
+        (executor, "_run_and_sample", clock.timed(NATIVE[0], executor._run_and_sample)),
         (llm._outputs, "process", clock.timed(OUTPUT, llm._outputs.process)),
         (engine, "step", clock.timed_step(engine)),
     ]
@@ -101,9 +92,8 @@ def clocks_on(llm: LLM, *, every_phase: bool) -> Iterator[StepClock]:
             for owner, name, phase in (
                 (scheduler, "schedule", "schedule"),
                 (executor, "batch", "make batch"),
+                (sampler, "rows", "sampler rows"),
                 (executor, "run", "run"),
-                (executor, "logits", "logits"),
-                (sampler, "sample", "sample"),
                 (scheduler, "update", "update"),
             )
         ]
@@ -111,7 +101,7 @@ def clocks_on(llm: LLM, *, every_phase: bool) -> Iterator[StepClock]:
         for owner, name, replacement in clocked:
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, replacement)
-        yield clock
+        yield
 
 
 def run(argv: list[str]) -> int:
@@ -150,16 +140,16 @@ def measure(
     scheduler = engine_of(llm).scheduler
     if num_requests > scheduler.max_num_seqs:
         raise ConfigError(f"--num-requests is {num_requests}; at most {scheduler.max_num_seqs} run (--max-num-seqs)")
-    # The first to have its prompt computed decodes until the last one has.
-    num_prefills = num_requests + 2 * num_requests * context_len // scheduler.max_num_batched_tokens
-    prompt_len = max(1, context_len - WARMUP)
-    params = greedy(num_prefills + WARMUP + num_steps + 1, detokenize=True)  # a step that ends requests is not steady
-    with clocks_on(llm, every_phase=every_phase) as clock:
-        llm.generate(prompts.take(num_requests, prompt_len), params, use_tqdm=False)
-    steps = clock.steady(num_requests)[WARMUP : WARMUP + num_steps]
+    clock, prompt_len = StepClock(num_requests, num_steps), max(1, context_len - WARMUP)
+    batch = prompts.take(num_requests, prompt_len)
+    params = greedy(llm.info.max_model_len - prompt_len, detokenize=True)  # as many as there may be
+    with clocks_on(llm, clock, every_phase=every_phase), contextlib.suppress(Enough):
+        llm.generate(batch, params, use_tqdm=False)
+    steps = clock.steady[WARMUP:]
     if len(steps) < num_steps:
         raise OctavoError(
-            f"{num_requests} requests decoded together in {len(steps)} steps only: is the cache too small?"
+            f"{num_requests} requests decoded together in {len(steps)} steps only: their context of "
+            f"{llm.info.max_model_len} (--max-model-len) or the KV cache was full"
         )
     return steps
 
