@@ -36,8 +36,10 @@ class Enough(Exception):
 
 
 class StepClock:
-    """Times steps until `num_steps` of them, after WARMUP more, were decodes of `num_requests` and nothing else. These are
-    in `steady`; the step after them raises Enough."""
+    """Times steps until `num_steps`, after WARMUP more, were decodes of `num_requests` and nothing else.
+
+    These are in `steady`; the step after them raises Enough.
+    """
 
     def __init__(self, num_requests: int, num_steps: int) -> None:
         self.steady: list[Phases] = []
