@@ -195,6 +195,11 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
 
+    def note_scheduled(self, when: float) -> None:
+        """A sample was first scheduled then."""
+        if self.first_scheduled_time is None or when < self.first_scheduled_time:
+            self.first_scheduled_time = when
+
 
 @dataclass(slots=True)
 class RequestOutput:

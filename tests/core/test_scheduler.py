@@ -288,14 +288,24 @@ def test_the_result_of_a_request_that_was_aborted_meanwhile_is_dropped_even_if_i
     scheduler.check_integrity()
 
 
+def test_scoring_samples_nothing():
+    scheduler = make_scheduler()
+    add(scheduler, "a", 5, max_tokens=0, prompt_logprobs=0)
+    plan = scheduler.schedule()
+    (row,) = plan.scheduled
+    assert (row.samples, row.num_scored) == (False, 4)
+    (news,) = scheduler.update(plan, prompt_logprobs_result(plan))
+    assert (news.token_ids, news.request.finish_reason) == ([], FinishReason.LENGTH)
+    assert news.prompt_logprobs is not None and len(news.prompt_logprobs) == 4
+
+
 # ── Prompt logprobs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def prompt_logprobs_result(plan: StepPlan) -> StepResult:
-    """As the runner does: entry p for each prompt position p whose predecessor is in the row."""
+    """As the runner does: entry p for each prompt position p whose predecessor is scored."""
     (row,) = plan.scheduled
-    positions = range(row.start + 1, min(row.start + row.num_tokens + 1, row.request.num_prompt_tokens))
-    logprobs = [TokenLogprobs([p], [-1.0], 1) for p in positions]
+    logprobs = [TokenLogprobs([row.start + i + 1], [-1.0], 1) for i in range(row.num_scored)]
     return StepResult([RowResult(7 if row.samples else None, prompt_logprobs=logprobs)])
 
 
@@ -322,13 +332,15 @@ def test_a_prompt_of_one_token_has_prompt_logprobs_and_they_are_empty():
 def test_a_preempted_request_gives_its_prompt_logprobs_once(num_steps_before):
     scheduler = make_scheduler(max_num_batched_tokens=4)
     request = add(scheduler, "a", 10, prompt_logprobs=0, max_tokens=3)
-    news = []
+    news, num_scored = [], 0
     for i in range(12):
         if i == num_steps_before:
             scheduler._preempt(request)
         if scheduler.has_unfinished:
             plan = scheduler.schedule()
+            num_scored += sum(row.num_scored for row in plan.scheduled)
             news += scheduler.update(plan, prompt_logprobs_result(plan))
     given = [n.prompt_logprobs for n in news if n.prompt_logprobs is not None]
     assert [[entry.token_ids for entry in entries] for entries in given] == [[[p] for p in range(1, 10)]]
+    assert num_scored == 9 + (4 * num_steps_before if num_steps_before < 3 else 0)  # and not again for the output
     assert [n.token_ids for n in news] == [[7]] * 3

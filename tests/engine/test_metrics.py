@@ -89,6 +89,16 @@ def test_stats_become_gauges_and_counters():
     assert value(metrics, "cache_config_info", block_size="4", num_gpu_blocks="64") == 1
 
 
+def test_figures_that_nobody_asks_for_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr("octavo.engine.metrics.MAX_WAITING", 5)
+    metrics = Metrics("m", INFO)
+    for i in range(23):
+        metrics.observe_step(StepNews(inter_token_latencies=[0.5]), SchedulerStats(num_steps=i + 1, step_tokens=2))
+        assert len(metrics._new_step_tokens) < 5
+    assert value(metrics, "iteration_tokens_total_sum") == 46
+    assert value(metrics, "inter_token_latency_seconds_count") == 23
+
+
 def run(metrics: Metrics, *deltas: dict[str, Any], **params: Any) -> OutputProcessor:
     outputs = OutputProcessor(small_tokenizer())
     inputs = InputProcessor(small_tokenizer(), INFO, eos_token_ids=[], max_logprobs=5)

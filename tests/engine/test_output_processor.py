@@ -207,6 +207,15 @@ def test_abort_ends_what_still_lives():
     assert bench.outputs.abort(bench.request).to_abort == []
 
 
+def test_abort_lets_go_of_text_held_back_for_a_stop_string():
+    bench = Bench(stop=["lo world!"], output_kind="delta")
+    bench.feed(LO, WOR)
+    assert bench.take() is None  # it may yet become the stop string
+    bench.outputs.abort(bench.request)
+    (output,) = bench.take() or []
+    assert (output.text, output.token_ids, output.finish_reason) == ("lo wor", [LO, WOR], "abort")
+
+
 def test_an_error_from_the_engine():
     bench = Bench()
     bench.feed(A)
@@ -235,7 +244,7 @@ def test_a_detokenizer_that_fails_ends_its_request_alone(caplog, monkeypatch):
 
 def test_times_and_figures():
     bench = Bench()
-    bench.feed(A, first_scheduled_time=bench.request.arrival_time)
+    bench.feed(A, first_scheduled_time=bench.request.metrics.arrival_time)
     assert (bench.news.num_prompt_tokens, bench.news.num_output_tokens) == (1, 1)
     assert len(bench.news.times_to_first_token) == 1 and bench.news.inter_token_latencies == []
     bench.feed(B, C, finish_reason=LENGTH, num_preemptions=2)

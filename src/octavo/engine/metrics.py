@@ -34,13 +34,20 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_COUNTS = (1, 2, 5, 10, 20)
 PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
+MAX_WAITING = 1000  # figures not yet counted: some milliseconds of work
+
 
 class Metrics:
     def __init__(self, model_name: str, info: EngineInfo) -> None:
         self._registry = CollectorRegistry()
         self._metrics: dict[str, Any] = {}
         self._labels = {"model_name": model_name, "engine": ENGINE}
-        self._last = SchedulerStats()
+        self._stats = self._counted = SchedulerStats()  # the newest, and those in the figures
+        # What each step adds waits in lists until somebody asks, or until they are long: the histograms and their locks
+        # would take longer than all the rest of a step here.
+        self._new_step_tokens: list[int] = []
+        self._new_inter_token: list[float] = []
+        self._num_new_tokens = 0
         counts = one_two_five(info.max_model_len)
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be run.")
@@ -84,22 +91,36 @@ class Metrics:
 
     def observe_step(self, news: StepNews, stats: SchedulerStats) -> None:
         """One reply of the engine."""
-        last, self._last = self._last, stats
+        if stats.num_steps > self._stats.num_steps:
+            self._new_step_tokens.append(stats.step_tokens)
+        self._stats = stats
+        self._num_new_tokens += news.num_output_tokens
+        self._new_inter_token += news.inter_token_latencies
+        for seconds in news.times_to_first_token:
+            self._first_token.observe(seconds)
+        if news.num_prompt_tokens:
+            self._prompt_tokens.inc(news.num_prompt_tokens)
+        if news.finished:
+            self.observe_finished(news.finished)
+        if len(self._new_step_tokens) + len(self._new_inter_token) >= MAX_WAITING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Count what has waited."""
+        last, stats = self._counted, self._stats
+        self._counted = stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_cache_usage)
         self._cache_queries.inc(stats.prefix_cache_queries - last.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits - last.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions - last.num_preemptions)
-        if stats.num_steps > last.num_steps:
-            self._step_tokens.observe(stats.step_tokens)
-        self._prompt_tokens.inc(news.num_prompt_tokens)
-        self._generation_tokens.inc(news.num_output_tokens)
-        for seconds in news.times_to_first_token:
-            self._first_token.observe(seconds)
-        for seconds in news.inter_token_latencies:
+        self._generation_tokens.inc(self._num_new_tokens)
+        for tokens in self._new_step_tokens:
+            self._step_tokens.observe(tokens)
+        for seconds in self._new_inter_token:
             self._inter_token.observe(seconds)
-        self.observe_finished(news.finished)
+        self._num_new_tokens, self._new_step_tokens, self._new_inter_token = 0, [], []
 
     def observe_finished(self, samples: Sequence[SampleState]) -> None:
         for sample in samples:
@@ -132,6 +153,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Prometheus' text format."""
+        self._settle()
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, help: str, labels: dict[str, str] | None = None) -> Gauge:

@@ -64,7 +64,9 @@ class SampleState:
     def apply(self, delta: TokenDelta, token_text: TokenText) -> bool:
         """Take a delta in. True: a stop string ended the sample here, and the engine has yet to learn of it."""
         self.num_preemptions = max(self.num_preemptions, delta.num_preemptions)
-        self.first_scheduled_time = self.first_scheduled_time or delta.first_scheduled_time
+        if self.first_scheduled_time is None and delta.first_scheduled_time is not None:
+            self.first_scheduled_time = delta.first_scheduled_time
+            self.request.metrics.note_scheduled(delta.first_scheduled_time)
         self.token_ids += delta.token_ids
         if self.logprobs is not None and delta.logprobs is not None:
             self.logprobs += [as_logprob_dict(entry, token_text) for entry in delta.logprobs]
@@ -77,6 +79,12 @@ class SampleState:
             return delta.finish_reason is None
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         return False
+
+    def end(self, reason: FinishReason) -> None:
+        """End it here and now; text that was held back for a stop string is let go."""
+        if self._detokenizer is not None:
+            self._detokenizer.finish()
+        self.finish_reason = reason
 
     def _append_text(self, delta: TokenDelta) -> str | None:
         """The stop string that the new text completes, if any."""
@@ -144,16 +152,17 @@ class RequestState:
         self.prompt_token_ids = first.prompt_token_ids
         self.params = first.params
         self.seed = first.seed
-        self.arrival_time = first.arrival_time
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens: int | None = None  # of the first sample: the others find its prompt in the cache
         self.error: str | None = None  # of the first sample that failed
+        self.metrics = RequestMetrics(first.arrival_time)  # of all samples: the first to begin, the last to end
         self.samples = [SampleState(self, source, tokenizer) for source in processed.samples]
+        self.num_unfinished = len(self.samples)
         self._end_taken = False
 
     @property
     def finished(self) -> bool:
-        return all(sample.finished for sample in self.samples)
+        return self.num_unfinished == 0
 
     def take_output(self) -> RequestOutput | None:
         """What the caller is to see now, by `params.output_kind`; None when there is nothing new for it."""
@@ -175,20 +184,9 @@ class RequestState:
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=self._metrics(),
+            metrics=self.metrics,
             seed=self.seed,
             error=self.error,
-        )
-
-    def _metrics(self) -> RequestMetrics:
-        scheduled = [s.first_scheduled_time for s in self.samples if s.first_scheduled_time is not None]
-        first_token = [s.first_token_time for s in self.samples if s.first_token_time is not None]
-        finished = [s.finished_time for s in self.samples if s.finished_time is not None]
-        return RequestMetrics(
-            arrival_time=self.arrival_time,
-            first_scheduled_time=min(scheduled, default=None),
-            first_token_time=min(first_token, default=None),
-            finished_time=max(finished, default=None) if self.finished else None,
         )
 
 
@@ -248,7 +246,7 @@ class OutputProcessor:
         news, now = StepNews(updated=[request]), time.time()
         for sample in request.samples:
             if not sample.finished:
-                sample.finish_reason = FinishReason.ABORT
+                sample.end(FinishReason.ABORT)
                 self._finish(sample, now)
                 news.finished.append(sample)
                 news.to_abort.append(sample.source.request_id)
@@ -282,6 +280,10 @@ class OutputProcessor:
 
     def _finish(self, sample: SampleState, now: float) -> None:
         sample.finished_time = now
+        request = sample.request
+        request.num_unfinished -= 1
+        if request.finished:
+            request.metrics.finished_time = now
         del self._samples[sample.source.request_id]
 
     @staticmethod
@@ -291,6 +293,8 @@ class OutputProcessor:
         news.num_output_tokens += len(delta.token_ids)
         if sample.last_token_time is None:
             sample.first_token_time = now
+            metrics = sample.request.metrics
+            metrics.first_token_time = metrics.first_token_time or now
             news.num_prompt_tokens += len(sample.source.prompt_token_ids)
             news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
         else:
