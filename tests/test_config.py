@@ -19,7 +19,8 @@ from octavo.errors import ConfigError
         ("block_size", 24, "a multiple of 16"),
         ("dtype", "int4", "allowed: auto, float32"),
         ("tensor_parallel_size", 2, "only 1 is supported"),
-        ("quantization", "awq", "no scheme"),
+        ("quantization", "awq", "int8, int4"),
+        ("activation_dtype", "fp8", "auto, bfloat16, int8"),
     ],
 )
 def test_engine_options(option, value, allowed):

@@ -77,7 +77,10 @@ void bind_kernels(nb::module_& m) {
                 "linear: x must be [T, K], out [T, N]");
         const View added = residual ? view(*residual) : View{};
         require(!residual || same_shape(added, to), "linear: residual must have the shape of out");
-        on_all(pool, [&](Worker worker) { linear(from, weight, residual ? &added : nullptr, to, worker); });
+        const Memory shared(linear_shared_bytes(weight, from.rows));
+        on_all(pool, [&](Worker worker) {
+          linear(from, weight, residual ? &added : nullptr, to, {pool, worker, shared.as<void>()});
+        });
       },
       nb::arg("pool"), nb::arg("x"), nb::arg("weight"), nb::arg("residual").none(), nb::arg("out"));
 

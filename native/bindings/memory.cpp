@@ -22,7 +22,7 @@ using Release = nb::call_guard<nb::gil_scoped_release>;
 using Source = std::tuple<Bytes, std::string, int64_t, std::optional<Ints1D>>;
 
 void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector<Source>& arrays, int64_t columns,
-                 const std::string& dtype, std::optional<Floats1D> bias) {
+                 const std::string& dtype, const std::string& storage, std::optional<Floats1D> bias) {
   std::vector<MatrixSource> sources;
   int64_t total = 0;
   for (const auto& [bytes, type, rows, row_order] : arrays) {
@@ -38,8 +38,9 @@ void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector
   std::vector<float> values =
       bias ? std::vector<float>(bias->data(), bias->data() + bias->size()) : std::vector<float>();
   const DType parsed = parse_dtype(dtype);
+  const Storage kept = parse_storage(storage);
   nb::gil_scoped_release release;
-  new (self) Matrix(pool, arena, sources, columns, parsed, std::move(values));
+  new (self) Matrix(pool, arena, sources, columns, parsed, kept, std::move(values));
 }
 
 }  // namespace
@@ -53,15 +54,22 @@ void bind_memory(nb::module_& m) {
 
   nb::class_<Matrix>(m, "Matrix")
       .def("__init__", make_matrix, nb::arg("pool"), nb::arg("arena"), nb::arg("sources"), nb::arg("columns"),
-           nb::arg("dtype"), nb::arg("bias").none())
+           nb::arg("dtype"), nb::arg("storage"), nb::arg("bias").none())
       .def_static(
           "random",
-          [](ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, const std::string& dtype, uint64_t seed,
-             float scale) { return Matrix::random(pool, arena, rows, columns, parse_dtype(dtype), seed, scale); },
+          [](ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, const std::string& dtype,
+             const std::string& storage, uint64_t seed, float scale) {
+            return Matrix::random(pool, arena, rows, columns, parse_dtype(dtype), parse_storage(storage), seed, scale);
+          },
           Release())
       .def_prop_ro("shape", [](const Matrix& self) { return std::make_tuple(self.rows(), self.columns()); })
       .def_prop_ro("dtype",
-                   [](const Matrix& self) { return self.dtype() == DType::kBFloat16 ? "bfloat16" : "float32"; })
+                   [](const Matrix& self) {
+                     constexpr const char* kNames[] = {"float32", "bfloat16", "int8"};
+                     return kNames[static_cast<int>(self.dtype())];
+                   })
+      .def_prop_ro("format", &Matrix::format)
+      .def_prop_ro("nbytes", &Matrix::bytes)
       .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul);
 
   nb::class_<KVCache>(m, "KVCache")

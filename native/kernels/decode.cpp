@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "octavo/blocks.h"
+
 namespace octavo {
 namespace {
 
@@ -59,20 +61,27 @@ void decode_f64(const uint8_t* data, float* out, int64_t columns) {
   for (int64_t i = 0; i < columns; ++i) out[i] = static_cast<float>(load<double>(data + 8 * i));
 }
 
-// 16 bytes of nibbles: value i in the low half of byte i, value i + 16 in its high half; `fifth` holds bit i of value
-// i.
-void decode_legacy(const uint8_t* nibbles, uint32_t fifth, int offset, float d, float m, float* out) {
+// 16 bytes of nibbles: code i in the low half of byte i, code i + 16 in its high half; `fifth` holds bit 4 of code i as
+// its bit i.
+void split_nibbles(const uint8_t* nibbles, uint32_t fifth, uint8_t* codes) {
   for (int i = 0; i < 16; ++i) {
-    const int low = (nibbles[i] & 15) | (fifth >> i & 1) << 4;
-    const int high = nibbles[i] >> 4 | (fifth >> (i + 16) & 1) << 4;
-    out[i] = d * static_cast<float>(low - offset) + m;
-    out[i + 16] = d * static_cast<float>(high - offset) + m;
+    codes[i] = static_cast<uint8_t>((nibbles[i] & 15) | (fifth >> i & 1) << 4);
+    codes[i + 16] = static_cast<uint8_t>(nibbles[i] >> 4 | (fifth >> (i + 16) & 1) << 4);
   }
 }
 
-void decode_q8_0(const uint8_t* block, float* out) {
-  const float d = f16_at(block);
-  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<int8_t>(block[2 + i]));
+// A type with blocks of 32: half d, half m where it has a minimum, four bytes of fifth bits where it has them, nibbles.
+void split_legacy(const uint8_t* block, bool minimum, bool fifth, CodedRow out) {
+  *out.scales = f16_at(block);
+  *out.minimums = minimum ? f16_at(block + 2) : 0.0f;
+  const uint8_t* rest = block + (minimum ? 4 : 2);
+  split_nibbles(rest + (fifth ? 4 : 0), fifth ? load<uint32_t>(rest) : 0, out.codes);
+}
+
+void split_q8_0(const uint8_t* block, CodedRow out) {
+  *out.scales = f16_at(block);
+  *out.minimums = 0.0f;
+  for (int i = 0; i < 32; ++i) out.codes[i] = static_cast<uint8_t>(block[2 + i] ^ 0x80);  // + 128
 }
 
 struct ScaleMin {
@@ -87,54 +96,74 @@ ScaleMin k_scale_min(const uint8_t* packed, int j) {
 }
 
 // Q4_K, and Q5_K where `fifth` is not null: groups 2c and 2c + 1 share 32 bytes of nibbles.
-void decode_q45_k(const uint8_t* block, const uint8_t* fifth, const uint8_t* nibbles, float* out) {
+void split_q45_k(const uint8_t* block, const uint8_t* fifth, const uint8_t* nibbles, CodedRow out) {
   const float d = f16_at(block), dmin = f16_at(block + 2);
   for (int j = 0; j < 8; ++j) {
     const auto [scale, min] = k_scale_min(block + 4, j);
-    const float group_d = d * scale, group_min = dmin * min;
+    out.scales[j] = d * scale;
+    out.minimums[j] = -(dmin * min);
     const uint8_t* bytes = nibbles + j / 2 * 32;
     const int shift = j % 2 * 4;
     for (int i = 0; i < 32; ++i) {
       const int high = fifth ? fifth[i] >> j & 1 : 0;
-      out[32 * j + i] = group_d * static_cast<float>((bytes[i] >> shift & 15) | high << 4) - group_min;
+      out.codes[32 * j + i] = static_cast<uint8_t>((bytes[i] >> shift & 15) | high << 4);
     }
   }
 }
 
 // Two halves of 128 values: 64 bytes of nibbles, 32 bytes of bit pairs, 8 scales each.
-void decode_q6_k(const uint8_t* block, float* out) {
+void split_q6_k(const uint8_t* block, CodedRow out) {
   const float d = f16_at(block + 208);
   for (int group = 0; group < 8; ++group) {
     const int half = group / 4, quarter = group % 4;
     const uint8_t* low = block + half * 64 + quarter % 2 * 32;
     const uint8_t* high = block + 128 + half * 32;
     const int low_shift = quarter / 2 * 4, high_shift = quarter * 2;
-    for (int i = 0; i < 32; ++i) {
-      const float scale = d * static_cast<float>(static_cast<int8_t>(block[192 + group * 2 + i / 16]));
-      const int q = (low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4;
-      out[32 * group + i] = scale * static_cast<float>(q - 32);
-    }
+    for (int i = 0; i < 2; ++i)
+      out.scales[2 * group + i] = d * static_cast<float>(static_cast<int8_t>(block[192 + group * 2 + i]));
+    out.minimums[group] = 0.0f;
+    for (int i = 0; i < 32; ++i)
+      out.codes[32 * group + i] = static_cast<uint8_t>((low[i] >> low_shift & 15) | (high[i] >> high_shift & 3) << 4);
   }
 }
 
-void decode_block(SourceType type, const uint8_t* block, float* out) {
+void split_block(SourceType type, const uint8_t* block, CodedRow out) {
   switch (type) {
     case SourceType::kQ4_0:
-      return decode_legacy(block + 2, 0, 8, f16_at(block), -0.0f, out);
+      return split_legacy(block, false, false, out);
     case SourceType::kQ4_1:
-      return decode_legacy(block + 4, 0, 0, f16_at(block), f16_at(block + 2), out);
+      return split_legacy(block, true, false, out);
     case SourceType::kQ5_0:
-      return decode_legacy(block + 6, load<uint32_t>(block + 2), 16, f16_at(block), -0.0f, out);
+      return split_legacy(block, false, true, out);
     case SourceType::kQ5_1:
-      return decode_legacy(block + 8, load<uint32_t>(block + 4), 0, f16_at(block), f16_at(block + 2), out);
+      return split_legacy(block, true, true, out);
     case SourceType::kQ8_0:
-      return decode_q8_0(block, out);
+      return split_q8_0(block, out);
     case SourceType::kQ4_K:
-      return decode_q45_k(block, nullptr, block + 16, out);
+      return split_q45_k(block, nullptr, block + 16, out);
     case SourceType::kQ5_K:
-      return decode_q45_k(block, block + 16, block + 48, out);
+      return split_q45_k(block, block + 16, block + 48, out);
     default:
-      return decode_q6_k(block, out);
+      return split_q6_k(block, out);
+  }
+}
+
+constexpr int64_t kMaxBlock = 256;  // values
+
+template <class Format>
+void decode_blocks(Format, SourceType type, const uint8_t* row, float* out, int64_t columns) {
+  const auto& f = format(type);
+  uint8_t codes[kMaxBlock];
+  float scales[kMaxBlock / 16], minimums[kMaxBlock / kGroup];
+  constexpr int64_t kPart = kGroup / Format::kScales;
+  for (int64_t b = 0; b < columns / f.values; ++b, out += f.values) {
+    split_block(type, row + b * f.bytes, {codes, scales, minimums});
+    for (int64_t part = 0; part < f.values / kPart; ++part) {
+      for (int64_t i = part * kPart; i < (part + 1) * kPart; ++i) {
+        const float scaled = scales[part] * static_cast<float>(codes[i] - Format::kZero);
+        out[i] = Format::kMinimum ? scaled + minimums[part] : scaled;
+      }
+    }
   }
 }
 
@@ -146,6 +175,8 @@ SourceType source_type(std::string_view name) {
   }
   throw std::invalid_argument("unknown tensor type " + std::string(name));
 }
+
+std::string_view type_name(SourceType type) { return format(type).name; }
 
 size_t row_bytes(SourceType type, int64_t columns) {
   const Format& f = format(type);
@@ -167,10 +198,17 @@ void decode_row(SourceType type, const uint8_t* row, float* out, int64_t columns
       return decode_bf16(row, out, columns);
     case SourceType::kF64:
       return decode_f64(row, out, columns);
-    default: {
-      const Format& f = format(type);
-      for (int64_t i = 0; i < columns / f.values; ++i) decode_block(type, row + i * f.bytes, out + i * f.values);
-    }
+    default:
+      with_block_format(type, [&](auto blocks) { decode_blocks(blocks, type, row, out, columns); });
+  }
+}
+
+void split_row(SourceType type, const uint8_t* row, int64_t columns, CodedRow out) {
+  const Format& f = format(type);
+  const int64_t scales = with_block_format(type, [](auto blocks) { return int64_t{decltype(blocks)::kScales}; });
+  for (int64_t b = 0; b < columns / f.values; ++b) {
+    const int64_t group = b * f.values / kGroup;
+    split_block(type, row + b * f.bytes, {out.codes + b * f.values, out.scales + group * scales, out.minimums + group});
   }
 }
 

@@ -91,7 +91,9 @@ double measure_bfloat16(ThreadPool& pool) {
 #ifdef __AMX_BF16__
   return measure_panel<BFloat16Tile>(pool, kAmxRows, kSteps, [](const auto* operands, const auto* panel, float* out) {
     const AmxSession session;
-    amx_multiply(kAmxRows, operands, panel, kSteps / kBlockSteps, {}, out);
+    AmxAccumulators::zero();
+    AmxAccumulators::add(kAmxRows, operands, panel, kSteps / kBlockSteps, {});
+    AmxAccumulators::store(kAmxRows, out);
   });
 #else
   return measure_vectors<BFloat16Tile>(pool);

@@ -14,19 +14,42 @@ DType parse_dtype(std::string_view name) {
   throw std::invalid_argument("dtype is '" + std::string(name) + "'; allowed: float32, bfloat16, int8");
 }
 
+Storage parse_storage(std::string_view name) {
+  if (name == "plain") return Storage::kPlain;
+  if (name == "blocks") return Storage::kBlocks;
+  if (name == "int8") return Storage::kInt8;
+  if (name == "int4") return Storage::kInt4;
+  throw std::invalid_argument("storage is '" + std::string(name) + "'; allowed: plain, blocks, int8, int4");
+}
+
 namespace {
 
 constexpr int64_t kColumns = Matrix::kPanelColumns;
 
-struct PackScratch;
+// Scratch of one packing thread: the rows of a panel, as floats and as codes.
+struct PanelRows {
+  float* values;   // [32][padded columns]
+  CodedRow coded;  // [32][groups][32] codes; [32][groups * kScales] scales; [32][groups] minimums
+};
 
-// Calls fill(p, rows [32][padded columns]) for every panel, spread over the pool: panels are handed out one by one,
-// since decoding takes unequal time.
+PanelRows panel_rows(int64_t padded_columns) {
+  struct Values;
+  struct Codes;
+  struct Scales;
+  struct Minimums;
+  const int64_t groups = divide_up(padded_columns, kGroup);
+  return {scratch<Values, float>(kColumns * padded_columns),
+          {scratch<Codes, uint8_t>(kColumns * groups * kGroup), scratch<Scales, float>(kColumns * groups * 2),
+           scratch<Minimums, float>(kColumns * groups)}};
+}
+
+// Calls fill(p, rows) for every panel, spread over the pool: panels are handed out one by one, since decoding takes
+// unequal time.
 template <class Fill>
-void for_each_panel(ThreadPool& pool, int64_t num_panels, int64_t padded, Fill fill) {
+void for_each_panel(ThreadPool& pool, int64_t num_panels, int64_t padded_columns, Fill fill) {
   std::atomic<int64_t> next{0};
   pool.run([&](int) {
-    float* rows = scratch<PackScratch, float>(kColumns * padded);
+    const PanelRows rows = panel_rows(padded_columns);
     for (int64_t p; (p = next.fetch_add(1)) < num_panels;) fill(p, rows);
   });
 }
@@ -45,45 +68,100 @@ uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
+void random_row(uint64_t seed, int64_t n, int64_t columns, float scale, float* out) {
+  for (int64_t k = 0; k < columns; ++k) {
+    const uint64_t bits = mix(mix(seed) + static_cast<uint64_t>(n * columns + k)) >> 40;  // 24 of them
+    out[k] = (static_cast<float>(bits) * 0x1p-23f - 1.0f) * scale;
+  }
+}
+
+CodedRow row_of_panel(const CodedRow& coded, int64_t c, int64_t groups, int64_t scales) {
+  return {coded.codes + c * groups * kGroup, coded.scales + c * groups * scales, coded.minimums + c * groups};
+}
+
+int64_t num_scales(SourceType type) {
+  return with_block_format(type, [](auto f) -> int64_t { return f.kScales; });
+}
+
 }  // namespace
 
-Matrix::Matrix(Arena& arena, int64_t rows, int64_t columns, DType dtype, std::vector<float> bias)
-    : rows_(rows), columns_(columns), dtype_(dtype), bias_(std::move(bias)) {
-  const size_t element = dtype == DType::kBFloat16 ? sizeof(bf16) : sizeof(float);
-  memory_ = arena.allocate(static_cast<size_t>(num_panels() * kColumns * num_steps() * step()) * element);
+Matrix::Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias)
+    : rows_(rows), columns_(columns), dtype_(dtype), bias_(std::move(bias)) {}
+
+// Decides what block types the panels have. False: plain ones.
+bool Matrix::make_sections(const std::vector<MatrixSource>& sources, Storage storage) {
+  int64_t first = 0;
+  for (const auto& source : sources) {
+    const SourceType type = storage == Storage::kInt8   ? SourceType::kQ8_0
+                            : storage == Storage::kInt4 ? SourceType::kQ4_1
+                                                        : source.type;
+    if (storage == Storage::kPlain || !is_block_type(type)) return false;
+    if (sections_.empty() || sections_.back().type != type) {
+      if (first % kColumns) return false;  // the types change within a panel
+      const size_t group_bytes =
+          with_block_format(type, [](auto f) -> size_t { return PanelGroup<decltype(f)>::kBytes; });
+      sections_.push_back({first / kColumns, 0, type, 0, group_bytes * static_cast<size_t>(num_groups())});
+    }
+    first += source.rows;
+    sections_.back().end_panel = divide_up(first, kColumns);
+  }
+  return true;
+}
+
+void Matrix::allocate(Arena& arena) {
+  if (dtype_ == DType::kInt8 && !has_blocks()) dtype_ = DType::kBFloat16;
+  size_t bytes = 0;
+  for (Section& s : sections_) {
+    s.offset = bytes;
+    bytes += static_cast<size_t>(s.end_panel - s.first_panel) * s.panel_bytes;
+  }
+  const size_t element = dtype_ == DType::kFloat32 ? sizeof(float) : sizeof(bf16);
+  if (!has_blocks()) bytes = static_cast<size_t>(num_panels() * kColumns * num_steps() * step()) * element;
+  memory_ = arena.allocate(bytes);
 }
 
 Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
-               std::vector<float> bias)
-    : Matrix(arena, total_rows(sources), columns, dtype, std::move(bias)) {
+               Storage storage, std::vector<float> bias)
+    : Matrix(total_rows(sources), columns, dtype, std::move(bias)) {
+  if (!make_sections(sources, storage)) sections_.clear();
+  allocate(arena);
   const int64_t padded = num_steps() * step();
-  for_each_panel(pool, num_panels(), padded, [&](int64_t p, float* rows) {
-    std::memset(rows, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
+  for_each_panel(pool, num_panels(), padded, [&](int64_t p, const PanelRows& rows) {
+    std::memset(rows.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
+    const int64_t scales = has_blocks() ? num_scales(block_type(p)) : 0;
     for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
       int64_t n = p * kColumns + c;
       auto source = sources.begin();
       for (; n >= source->rows; ++source) n -= source->rows;
-      const int64_t row = source->row_order ? source->row_order[n] : n;
-      decode_row(source->type, source->data + row * row_bytes(source->type, columns), rows + c * padded, columns);
+      const uint8_t* row = source->row(n, columns);
+      float* values = rows.values + c * padded;
+      const CodedRow coded = row_of_panel(rows.coded, c, num_groups(), scales);
+      if (storage == Storage::kBlocks && has_blocks()) {
+        split_row(source->type, row, columns, coded);
+        continue;
+      }
+      decode_row(source->type, row, values, columns);
+      if (has_blocks()) quantise_row(block_type(p), values, columns, coded);
     }
-    pack_panel(p, rows);
+    has_blocks() ? pack_block_panel(p, rows.coded) : pack_panel(p, rows.values);
   });
 }
 
-Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, uint64_t seed,
-                      float scale) {
-  Matrix matrix(arena, rows, columns, dtype, {});
+Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, Storage storage,
+                      uint64_t seed, float scale) {
+  Matrix matrix(rows, columns, dtype, {});
+  if (!matrix.make_sections({{nullptr, SourceType::kF32, rows, nullptr}}, storage)) matrix.sections_.clear();
+  matrix.allocate(arena);
   const int64_t padded = matrix.num_steps() * matrix.step();
-  for_each_panel(pool, matrix.num_panels(), padded, [&](int64_t p, float* values) {
-    std::memset(values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
+  for_each_panel(pool, matrix.num_panels(), padded, [&](int64_t p, const PanelRows& panel) {
+    std::memset(panel.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
     for (int64_t c = 0; c < kColumns && p * kColumns + c < rows; ++c) {
-      const int64_t n = p * kColumns + c;
-      for (int64_t k = 0; k < columns; ++k) {
-        const uint64_t bits = mix(mix(seed) + static_cast<uint64_t>(n * columns + k)) >> 40;  // 24 of them
-        values[c * padded + k] = (static_cast<float>(bits) * 0x1p-23f - 1.0f) * scale;
-      }
+      random_row(seed, p * kColumns + c, columns, scale, panel.values + c * padded);
+      if (matrix.has_blocks())
+        quantise_row(matrix.block_type(p), panel.values + c * padded, columns,
+                     row_of_panel(panel.coded, c, matrix.num_groups(), 1));
     }
-    matrix.pack_panel(p, values);
+    matrix.has_blocks() ? matrix.pack_block_panel(p, panel.coded) : matrix.pack_panel(p, panel.values);
   });
   return matrix;
 }
@@ -105,15 +183,75 @@ void Matrix::pack_panel(int64_t p, const float* rows) {
     for (int64_t c = 0; c < kColumns; ++c, out += 2) std::memcpy(out, rounded + c * padded + 2 * s, 2 * sizeof(bf16));
 }
 
+// Columns beyond N stay as the arena gave them: codes, scales and minimums of zero.
+void Matrix::pack_block_panel(int64_t p, const CodedRow& coded_rows) {
+  with_block_format(block_type(p), [&]<class Format>(Format) {
+    using Group = PanelGroup<Format>;
+    using Scale = typename Format::Scale;
+    uint8_t* group = const_cast<uint8_t*>(block_panel(p));
+    for (int64_t g = 0; g < num_groups(); ++g, group += Group::kBytes) {
+      auto* scales = reinterpret_cast<Scale*>(group + Group::kCodeBytes);
+      auto* minimums = reinterpret_cast<Scale*>(group + Group::kCodeBytes + Group::kScaleBytes);
+      for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
+        const CodedRow row = row_of_panel(coded_rows, c, num_groups(), Format::kScales);
+        const uint8_t* codes = row.codes + g * kGroup;
+        for (int64_t j = 0; j < Group::kVectors; ++j) {
+          uint8_t* out = group + (j * kColumns + c) * 4;
+          for (int b = 0; b < 4; ++b)
+            out[b] = Format::kBits == 8 ? codes[4 * j + b]
+                                        : static_cast<uint8_t>(codes[4 * j + b] | codes[4 * (j + 4) + b] << 4);
+        }
+        for (int64_t i = 0; i < Format::kScales; ++i)
+          scales[i * kColumns + c] = static_cast<Scale>(row.scales[g * Format::kScales + i]);
+        if (Format::kMinimum) minimums[c] = static_cast<Scale>(row.minimums[g]);
+      }
+    }
+  });
+}
+
+namespace {
+
+// Value k of column c of a block panel.
+template <class Format>
+float block_value(const uint8_t* panel, int64_t c, int64_t k) {
+  using Group = PanelGroup<Format>;
+  using Scale = typename Format::Scale;
+  const uint8_t* group = panel + k / kGroup * Group::kBytes;
+  const int64_t i = k % kGroup, j = i / 4 % Group::kVectors;
+  const int byte = group[(j * kColumns + c) * 4 + i % 4];
+  const int code = Format::kBits == 8 ? byte : i < 16 ? byte & 15 : byte >> 4;
+  const auto* scales = reinterpret_cast<const Scale*>(group + Group::kCodeBytes);
+  const float scale = static_cast<float>(scales[i * Format::kScales / kGroup * kColumns + c]);
+  const float value = scale * static_cast<float>(code - Format::kZero);
+  if (!Format::kMinimum) return value;
+  return value + static_cast<float>(reinterpret_cast<const Scale*>(group + Group::kCodeBytes + Group::kScaleBytes)[c]);
+}
+
+}  // namespace
+
 void Matrix::row(int64_t n, float* out) const {
   const int64_t p = n / kColumns, c = n % kColumns;
-  if (dtype_ == DType::kFloat32) {
+  if (has_blocks()) {
+    with_block_format(block_type(p), [&]<class Format>(Format) {
+      for (int64_t k = 0; k < columns_; ++k) out[k] = block_value<Format>(block_panel(p), c, k);
+    });
+  } else if (dtype_ == DType::kFloat32) {
     const float* in = panel<float>(p) + c;
     for (int64_t k = 0; k < columns_; ++k) out[k] = in[k * kColumns];
-    return;
+  } else {
+    const bf16* in = panel<bf16>(p) + 2 * c;
+    for (int64_t k = 0; k < columns_; ++k) out[k] = to_float(in[k / 2 * kColumns * 2 + k % 2]);
   }
-  const bf16* in = panel<bf16>(p) + 2 * c;
-  for (int64_t k = 0; k < columns_; ++k) out[k] = to_float(in[k / 2 * kColumns * 2 + k % 2]);
+}
+
+std::string Matrix::format() const {
+  if (!has_blocks()) return dtype_ == DType::kFloat32 ? "float32" : "bfloat16";
+  std::string names;
+  for (const Section& s : sections_) {
+    const std::string name(type_name(s.type));
+    if (names.find(name) == std::string::npos) names += (names.empty() ? "" : "+") + name;
+  }
+  return names;
 }
 
 }  // namespace octavo

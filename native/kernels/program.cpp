@@ -28,6 +28,7 @@ void Program::allocate() {
     floats += max_rows_[static_cast<int>(buffer.domain)] * buffer.stride;
   }
   workspace_ = Memory(static_cast<size_t>(floats) * sizeof(float));
+  shared_ = Memory(shared_bytes_);
 }
 
 View Program::view(Slice slice, int64_t rows) const {
@@ -58,27 +59,32 @@ void Program::rms_norm(std::string name, Slice x, const float* weight, float eps
   });
 }
 
+void Program::push_linear(std::string op, std::string name, Slice x, const Matrix& weight, Domain domain,
+                          Kernel kernel) {
+  const int64_t max_rows = max_rows_[static_cast<int>(this->domain(x))];
+  shared_bytes_ = std::max(shared_bytes_, linear_shared_bytes(weight, max_rows));
+  push(std::move(op), std::move(name), domain, std::move(kernel), static_cast<int64_t>(weight.bytes()),
+       weight.rows() * weight.columns());
+}
+
 void Program::linear(std::string name, Slice x, const Matrix& weight, const Slice* residual, Slice out) {
   const bool adds = residual != nullptr;
   const Slice added = adds ? *residual : Slice{};
-  push(
-      adds ? "linear_add" : "linear", std::move(name), domain(out),
-      [=, this, &weight](const Run& run, Worker worker) {
-        const int64_t rows = rows_of(run, x);
-        const View residual_rows = adds ? view(added, rows) : View{};
-        octavo::linear(view(x, rows), weight, adds ? &residual_rows : nullptr, view(out, rows), worker);
-      },
-      static_cast<int64_t>(weight.bytes()), weight.rows() * weight.columns());
+  push_linear(adds ? "linear_add" : "linear", std::move(name), x, weight, domain(out),
+              [=, this, &weight](const Run& run, Worker worker) {
+                const int64_t rows = rows_of(run, x);
+                const View residual_rows = adds ? view(added, rows) : View{};
+                octavo::linear(view(x, rows), weight, adds ? &residual_rows : nullptr, view(out, rows),
+                               {pool_, worker, shared_.as<void>()});
+              });
 }
 
 void Program::linear_silu_mul(std::string name, Slice x, const Matrix& weight, Slice out) {
-  push(
-      "linear_silu_mul", std::move(name), domain(out),
-      [=, this, &weight](const Run& run, Worker worker) {
-        const int64_t rows = rows_of(run, x);
-        octavo::linear_silu_mul(view(x, rows), weight, view(out, rows), worker);
-      },
-      static_cast<int64_t>(weight.bytes()), weight.rows() * weight.columns());
+  push_linear("linear_silu_mul", std::move(name), x, weight, domain(out),
+              [=, this, &weight](const Run& run, Worker worker) {
+                const int64_t rows = rows_of(run, x);
+                octavo::linear_silu_mul(view(x, rows), weight, view(out, rows), {pool_, worker, shared_.as<void>()});
+              });
 }
 
 void Program::rope(Slice x, const float* table, int64_t rotary_dim, int64_t head_dim, Slice out) {

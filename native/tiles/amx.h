@@ -16,19 +16,31 @@ namespace octavo {
 
 inline constexpr int64_t kAmxRows = 32;
 
+// The layout that LDTILECFG reads.
+struct alignas(64) AmxShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes_per_row[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, uint8_t num_rows, uint16_t num_bytes) {
+    rows[tile] = num_rows;
+    bytes_per_row[tile] = num_bytes;
+  }
+  // Eight whole tiles.
+  static AmxShapes full() {
+    AmxShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16, 64);
+    return shapes;
+  }
+};
+
 // The tile shapes, for the calling thread, while it lives. Set for each kernel: other code of the process (a BLAS, say)
 // may use the same thread's tiles with shapes of its own.
 class AmxSession {
  public:
-  AmxSession() {
+  explicit AmxSession(const AmxShapes& shapes = AmxShapes::full()) {
     static const bool permitted = request_permission();
     (void)permitted;
-    alignas(64) Configuration shapes{};
-    shapes.palette = 1;
-    for (int tile = 0; tile < 8; ++tile) {
-      shapes.bytes_per_row[tile] = 64;
-      shapes.rows[tile] = 16;
-    }
     _tile_loadconfig(&shapes);
   }
   ~AmxSession() { _tile_release(); }
@@ -36,11 +48,6 @@ class AmxSession {
   AmxSession& operator=(const AmxSession&) = delete;
 
  private:
-  struct Configuration {  // the layout that LDTILECFG reads
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes_per_row[16];
-    uint8_t rows[16];
-  };
   // Linux hands out tile state on request, once for the whole process. isa.py has asked before it chose this variant.
   static bool request_permission() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -48,41 +55,54 @@ class AmxSession {
   }
 };
 
-// out [rows][32] = operands [blocks][rows][16] * panel; `out` has room for kAmxRows rows, and the memory behind the
-// operands may be read as far.
-inline void amx_multiply(int64_t rows, const PairOperand* operands, const bf16* panel, int64_t num_blocks,
-                         Prefetch prefetch, float* out) {
-  constexpr int kColumns = static_cast<int>(Matrix::kPanelColumns);
-  constexpr int kPanelStride = kColumns * 2 * sizeof(bf16);  // bytes from step to step
-  constexpr int kRowBytes = kBlockSteps * sizeof(PairOperand);
-  constexpr int64_t kBlockBytes = kBlockSteps * kPanelStride;
-  const bool both = rows > 16;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  const char* weights = reinterpret_cast<const char*>(panel);
-  for (int64_t b = 0; b < num_blocks; ++b, weights += kBlockBytes, operands += rows * kBlockSteps) {
-    for (int64_t line = 0; line < kBlockSteps * prefetch.bytes_per_step; line += 64)
-      __builtin_prefetch(prefetch.from + b * kBlockSteps * prefetch.bytes_per_step + line, 0, 2);
-    _tile_loadd(4, operands, kRowBytes);
-    _tile_loadd(6, weights, kPanelStride);
-    _tile_loadd(7, weights + 64, kPanelStride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (both) {
+// The four accumulator tiles, 32 rows by 32 columns. They keep their values from call to call.
+struct AmxAccumulators {
+  static constexpr int kStepBytes = Matrix::kPanelColumns * 2 * sizeof(bf16);  // of a panel
+  static constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
+  static constexpr int kOutStride = Matrix::kPanelColumns * sizeof(float);
+
+  static void zero() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  // From and to [32][32] floats; rows beyond the 16th only where there are `rows` of them.
+  static void load(int64_t rows, const float* tile) {
+    asm volatile("" ::: "memory");  // tile loads do not say that they read memory
+    _tile_loadd(0, tile, kOutStride);
+    _tile_loadd(1, tile + 16, kOutStride);
+    if (rows <= 16) return;
+    _tile_loadd(2, tile + 16 * Matrix::kPanelColumns, kOutStride);
+    _tile_loadd(3, tile + 16 * Matrix::kPanelColumns + 16, kOutStride);
+  }
+  static void store(int64_t rows, float* tile) {
+    _tile_stored(0, tile, kOutStride);
+    _tile_stored(1, tile + 16, kOutStride);
+    if (rows <= 16) return;
+    _tile_stored(2, tile + 16 * Matrix::kPanelColumns, kOutStride);
+    _tile_stored(3, tile + 16 * Matrix::kPanelColumns + 16, kOutStride);
+  }
+  // += operands [blocks][rows][16] * weights [blocks][16 steps][32 columns][2]. The memory behind the operands may be
+  // read as far as 32 rows would reach.
+  static void add(int64_t rows, const PairOperand* operands, const bf16* weights, int64_t num_blocks,
+                  Prefetch prefetch) {
+    constexpr int kRowBytes = kBlockSteps * sizeof(PairOperand);
+    asm volatile("" ::: "memory");
+    const char* at = reinterpret_cast<const char*>(weights);
+    for (int64_t b = 0; b < num_blocks; ++b, at += kBlockBytes, operands += rows * kBlockSteps) {
+      prefetch.step(b);
+      _tile_loadd(4, operands, kRowBytes);
+      _tile_loadd(6, at, kStepBytes);
+      _tile_loadd(7, at + 64, kStepBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (rows <= 16) continue;
       _tile_loadd(5, operands + 16 * kBlockSteps, kRowBytes);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  constexpr int kOutStride = kColumns * sizeof(float);
-  _tile_stored(0, out, kOutStride);
-  _tile_stored(1, out + 16, kOutStride);
-  if (both) {
-    _tile_stored(2, out + 16 * kColumns, kOutStride);
-    _tile_stored(3, out + 16 * kColumns + 16, kOutStride);
-  }
-}
+};
 
 }  // namespace octavo

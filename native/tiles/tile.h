@@ -48,17 +48,21 @@ int64_t num_operands(int64_t rows, int64_t columns) {
   return rows * round_up(divide_up(columns, Tile::kStep), kBlockSteps);
 }
 
-// x [rows][columns] -> operands [block][rows][16], zeros beyond `columns`.
+// One row of x [columns] -> its operands in a packing of `rows` rows, [block][rows][16], zeros beyond `columns`.
 template <class Tile>
-void pack_rows(const float* x, int64_t stride, int64_t rows, int64_t columns, typename Tile::Operand* out) {
-  for (int64_t k = 0; k < columns; k += kBlockSteps * Tile::kStep) {
-    for (int64_t r = 0; r < rows; ++r, out += kBlockSteps) {
-      for (int64_t v = 0; v < Tile::kStep; ++v) {
-        const int n = static_cast<int>(std::clamp<int64_t>(columns - k - v * 16, 0, 16));
-        Tile::store_operands(out + v * 16 / Tile::kStep, Vec::load(x + r * stride + (n ? k + v * 16 : 0), n));
-      }
+void pack_row(const float* x, int64_t columns, int64_t rows, typename Tile::Operand* out) {
+  for (int64_t k = 0; k < columns; k += kBlockSteps * Tile::kStep, out += rows * kBlockSteps) {
+    for (int64_t v = 0; v < Tile::kStep; ++v) {
+      const int n = static_cast<int>(std::clamp<int64_t>(columns - k - v * 16, 0, 16));
+      Tile::store_operands(out + v * 16 / Tile::kStep, Vec::load(x + (n ? k + v * 16 : 0), n));
     }
   }
+}
+
+// x [rows][columns] -> operands [block][rows][16].
+template <class Tile>
+void pack_rows(const float* x, int64_t stride, int64_t rows, int64_t columns, typename Tile::Operand* out) {
+  for (int64_t r = 0; r < rows; ++r) pack_row<Tile>(x + r * stride, columns, rows, out + r * kBlockSteps);
 }
 
 // What to fetch into the caches while a panel is multiplied: `bytes_per_step` from `from` on in each step.

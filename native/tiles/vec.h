@@ -10,22 +10,6 @@
 
 namespace octavo {
 
-inline float sum(Vec x) {
-  float lane[16];
-  x.store(lane);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-  return lane[0];
-}
-
-inline float largest(Vec x) {
-  float lane[16];
-  x.store(lane);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-  return lane[0];
-}
-
 // e^x with a relative error below 2e-7 for x in [-87, 88], clamped outside (so that e^-inf is 1e-38, which vanishes in
 // any sum): x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial in r (Cody and Waite's reduction, a minimax fit).
 inline Vec exp(Vec x) {
@@ -40,6 +24,19 @@ inline Vec exp(Vec x) {
   p = fma(p, r, Vec::set1(1.6666665459e-1f));
   p = fma(p, r, Vec::set1(5.0000001201e-1f));
   return scale2(fma(p, r * r, r + Vec::set1(1.0f)), n);
+}
+
+// 2^x with a relative error below 2e-7 for x in [-126, 127], 2^-126 below: x = n + r with |r| <= 1/2, and a minimax
+// polynomial in r.
+inline Vec exp2(Vec x) {
+  x = max(x, Vec::set1(-126.0f));
+  const Vec n = round(x), r = x - n;
+  Vec p = Vec::set1(1.326472684e-3f);
+  p = fma(p, r, Vec::set1(9.671512665e-3f));
+  p = fma(p, r, Vec::set1(5.550733744e-2f));
+  p = fma(p, r, Vec::set1(2.402224208e-1f));
+  p = fma(p, r, Vec::set1(6.931469776e-1f));
+  return scale2(fma(p, r, Vec::set1(1.0f)), n);
 }
 
 inline Vec silu(Vec x) { return x / (Vec::set1(1.0f) + exp(Vec::zero() - x)); }

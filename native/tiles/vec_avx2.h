@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "octavo/blocks.h"
 #include "octavo/types.h"
 
 namespace octavo {
@@ -19,6 +20,10 @@ struct Vec {
     return {_mm256_maskload_ps(p, mask(n)), _mm256_maskload_ps(p + 8, mask(n - 8))};
   }
   static Vec load(const bf16* p) { return {widen(p), widen(p + 8)}; }
+  static Vec load(const half* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  }
   void store(float* p) const {
     _mm256_storeu_ps(p, a);
     _mm256_storeu_ps(p + 8, b);
@@ -39,6 +44,35 @@ struct Vec {
   friend Vec fma(Vec x, Vec y, Vec z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
   friend Vec max(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
   friend Vec min(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+  friend Vec abs(Vec x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+  }
+  friend float largest(Vec x) {
+    const __m256 m = _mm256_max_ps(x.a, x.b);
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
+  }
+  // The sum of lanes that are small integers: exact in any order.
+  friend int32_t integer_sum(Vec x) {
+    const __m256i s = _mm256_add_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    __m128i h = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    h = _mm_add_epi32(h, _mm_unpackhi_epi64(h, h));
+    return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 1)));
+  }
+  // A bit for each lane: x == y.
+  friend uint32_t equal(Vec x, Vec y) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ)) |
+                                 _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)) << 8);
+  }
+  // Lanes of integers in [-128, 127] as bytes.
+  void store_int8(int8_t* p) const {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a), _mm256_cvtps_epi32(b));  // lanes 0 2 1 3
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+  }
   // Nearest integer, ties to even.
   friend Vec round(Vec x) {
     return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
@@ -46,6 +80,13 @@ struct Vec {
   }
   // x * 2^n for integral n in [-126, 127].
   friend Vec scale2(Vec x, Vec n) { return {_mm256_mul_ps(x.a, power2(n.a)), _mm256_mul_ps(x.b, power2(n.b))}; }
+  // Lane i and lane i + 8, then i and i + 4, and so on.
+  friend float sum(Vec x) {
+    const __m256 eight = _mm256_add_ps(x.a, x.b);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
   // The first n lanes of x, then `fill`.
   friend Vec first(Vec x, int n, float fill) {
     const __m256 f = _mm256_set1_ps(fill);
@@ -75,6 +116,54 @@ struct Vec {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
 };
+
+// Sixteen dwords of packed codes.
+struct Codes {
+  __m256i a, b;
+  static Codes load(const uint8_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+  }
+  // The 4 bits from bit kShift of each dword on.
+  template <int kShift>
+  Vec nibble() const {
+    return bits(kShift, 15);
+  }
+  template <int kShift>
+  Vec byte() const {
+    return bits(kShift, 255);
+  }
+  // What `mask` leaves of each dword shifted right.
+  Vec bits(int shift, int mask) const {
+    const __m128i count = _mm_cvtsi32_si128(shift);
+    const __m256i m = _mm256_set1_epi32(mask);
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srl_epi32(a, count), m)),
+            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srl_epi32(b, count), m))};
+  }
+  // The low and the high half of every byte.
+  Codes low() const {
+    const __m256i m = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(a, m), _mm256_and_si256(b, m)};
+  }
+  Codes high() const {
+    const __m256i m = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(_mm256_srli_epi32(a, 4), m), _mm256_and_si256(_mm256_srli_epi32(b, 4), m)};
+  }
+};
+
+// Rounds to bf16 (nearest even) and interleaves: pair i is even[i], odd[i].
+inline void store_interleaved(bf16* out, Vec even, Vec odd) {
+  alignas(32) uint16_t low[16], high[16];
+  even.store(reinterpret_cast<bf16*>(low));
+  odd.store(reinterpret_cast<bf16*>(high));
+  for (int i = 0; i < 16; i += 8) {
+    const auto widen = [](const uint16_t* h) {
+      return _mm256_cvtepu16_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(h)));
+    };
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i),
+                        _mm256_or_si256(widen(low + i), _mm256_slli_epi32(widen(high + i), 16)));
+  }
+}
 
 // Sixteen pairs of bf16: the weight or key side of a pair product.
 struct Pairs {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "octavo/blocks.h"
 #include "octavo/types.h"
 
 namespace octavo {
@@ -20,6 +21,7 @@ struct Vec {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
   }
+  static Vec load(const half* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p, int n) const { _mm512_mask_storeu_ps(p, mask(n), v); }
   void store(bf16* p) const {
@@ -39,18 +41,71 @@ struct Vec {
   friend Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   friend Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
   friend Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+  friend Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+  friend float largest(Vec a) { return _mm512_reduce_max_ps(a.v); }
+  // A bit for each lane: a == b.
+  friend uint32_t equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+  // The sum of lanes that are small integers: exact in any order.
+  friend int32_t integer_sum(Vec a) { return _mm512_reduce_add_epi32(_mm512_cvtps_epi32(a.v)); }
+  // Lanes of integers in [-128, 127] as bytes.
+  void store_int8(int8_t* p) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
   // Nearest integer, ties to even.
   friend Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
   // a * 2^n for integral n in [-126, 127].
-  friend Vec scale2(Vec a, Vec n) {
-    const __m512i e = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
-    return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(e))};
-  }
+  friend Vec scale2(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+  // Lane i and lane i + 8, then i and i + 4, and so on.
+  friend float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
   // The first n lanes of a, then `fill`.
   friend Vec first(Vec a, int n, float fill) { return {_mm512_mask_mov_ps(_mm512_set1_ps(fill), mask(n), a.v)}; }
 
   static __mmask16 mask(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1); }
 };
+
+// Sixteen dwords of packed codes.
+struct Codes {
+  __m512i v;
+  static Codes load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+  // The 4 bits from bit kShift of each dword on.
+  template <int kShift>
+  Vec nibble() const {
+    // A look-up: vpermps reads the low four bits of each lane and nothing else.
+    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(v, kShift), table)};
+  }
+  template <int kShift>
+  Vec byte() const {
+    return bits(kShift, 0xff);
+  }
+  // What `mask` leaves of each dword shifted right.
+  Vec bits(int shift, int mask) const {
+    const __m512i shifted = _mm512_srl_epi32(v, _mm_cvtsi32_si128(shift));
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(mask)))};
+  }
+  // The low and the high half of every byte.
+  Codes low() const { return {_mm512_and_si512(v, _mm512_set1_epi8(15))}; }
+  Codes high() const { return {_mm512_and_si512(_mm512_srli_epi32(v, 4), _mm512_set1_epi8(15))}; }
+};
+
+// Rounds to bf16 (nearest even) and interleaves: pair i is even[i], odd[i].
+inline void store_interleaved(bf16* out, Vec even, Vec odd) {
+#ifdef __AVX512BF16__
+  // Zeroes what is subnormal, as every product of this variant does with it anyway.
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(odd.v, even.v);
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i order = _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_or_si512(lane, _mm512_set1_epi32(16)), 16));
+  _mm512_storeu_si512(out, _mm512_permutexvar_epi16(order, halves));
+#else
+  alignas(64) uint16_t low[16], high[16];
+  even.store(reinterpret_cast<bf16*>(low));
+  odd.store(reinterpret_cast<bf16*>(high));
+  const auto widen = [](const uint16_t* h) {
+    return _mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(h)));
+  };
+  _mm512_storeu_si512(out, _mm512_or_si512(widen(low), _mm512_slli_epi32(widen(high), 16)));
+#endif
+}
 
 // Sixteen pairs of bf16: the weight or key side of a pair product.
 struct Pairs {
@@ -61,8 +116,10 @@ struct Pairs {
 // The other side of a pair product, in the form in which a tile broadcasts it.
 #ifdef __AVX512BF16__
 using PairOperand = uint32_t;  // two bf16, the even k in the low half
-// Sixteen floats -> eight operands.
-inline void store_pairs(PairOperand* out, Vec x) { x.store(reinterpret_cast<bf16*>(out)); }
+// Sixteen floats -> eight operands. Zeroes what is subnormal, as the product does with it anyway.
+inline void store_pairs(PairOperand* out, Vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(x.v));
+}
 inline Vec dot(Vec acc, Pairs w, const PairOperand* a) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(*a)))};
 }

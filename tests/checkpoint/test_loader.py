@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.checkpoint.base import open_checkpoint
+from octavo.checkpoint.base import Checkpoint, open_checkpoint
 from octavo.checkpoint.loader import load_model, weight_bytes
 from octavo.errors import CheckpointError
 from octavo.models.config import ModelConfig
 from octavo.ops.api import TensorSource
 from octavo.ops.reference import ReferenceBackend, ReferenceMatrix
+from octavo.quant.formats import WeightFormats
 from support.checkpoints import tiny_llama, tiny_model, write_gguf
 from support.logits import reference_logits
 
@@ -37,7 +38,7 @@ def edit(folder: Path, change: Callable[[Tensors], None]) -> Path:
 def load(folder: Path, **changes: Any) -> Any:
     checkpoint = open_checkpoint(folder)
     config = ModelConfig.from_hf({**checkpoint.config, **changes})
-    return load_model(checkpoint, config, Untouchable(), "float32", 64)
+    return load_model(checkpoint, config, Untouchable(), WeightFormats.plain("float32"), 64)
 
 
 class Untouchable(ReferenceBackend):
@@ -70,7 +71,7 @@ def test_load_2_a_tied_model_ignores_a_head_of_its_own(tmp_path: Path, caplog: p
 def test_a_tied_model_shares_one_matrix(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_llama(tmp_path / "model", tie=True))
     config = ModelConfig.from_hf(checkpoint.config)
-    model: Any = load_model(checkpoint, config, ReferenceBackend(), "bfloat16", 64)
+    model: Any = load_model(checkpoint, config, ReferenceBackend(), WeightFormats.plain("bfloat16"), 64)
     assert model.lm_head is model.embed
 
 
@@ -171,7 +172,8 @@ def test_dummy_weights(tie: bool, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path, "dummy")
     config = ModelConfig.from_hf(checkpoint.config)
     models: list[Any] = [
-        load_model(checkpoint, config, ReferenceBackend(), "float32", 64, seed=seed) for seed in (0, 0, 1)
+        load_model(checkpoint, config, ReferenceBackend(), WeightFormats.plain("float32"), 64, seed=seed)
+        for seed in (0, 0, 1)
     ]
     first, again, other = (model.layers[0].qkv.values for model in models)
     assert first.shape == (128, 64)
@@ -188,4 +190,5 @@ def test_weight_bytes(dtype: Any, options: dict[str, Any], tmp_path: Path) -> No
     size = 4 if dtype == "float32" else 2
     expected = sum(p.numel() * (size if p.ndim == 2 else 4) for p in model.parameters())
     config = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
-    assert weight_bytes(ModelConfig.from_hf(config), dtype) == expected
+    checkpoint = Checkpoint(tmp_path, "config", config, {}, {})
+    assert weight_bytes(checkpoint, ModelConfig.from_hf(config), WeightFormats.plain(dtype)) == expected

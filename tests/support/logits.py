@@ -14,6 +14,7 @@ from octavo.checkpoint.loader import load_model
 from octavo.models.config import ModelConfig
 from octavo.ops.api import Batch, DType
 from octavo.ops.reference import ReferenceBackend, ReferenceOps
+from octavo.quant.formats import WeightFormats
 
 Logits = npt.NDArray[np.float32]
 
@@ -41,7 +42,9 @@ def reference_logits(
     checkpoint = open_checkpoint(path)
     config = ModelConfig.from_hf(checkpoint.config)
     backend, ops = ReferenceBackend(), ReferenceOps()
-    model = load_model(checkpoint, config, backend, dtype, max_model_len or config.max_position_embeddings)
+    model = load_model(
+        checkpoint, config, backend, WeightFormats.plain(dtype), max_model_len or config.max_position_embeddings
+    )
     batch = one_request(len(token_ids), 16, token_ids)
     caches = [
         backend.kv_cache(len(batch.block_tables[0]), 16, config.num_kv_heads, config.head_dim, dtype)

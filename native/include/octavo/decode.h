@@ -11,6 +11,7 @@ enum class SourceType { kF32, kF16, kBF16, kF64, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8
 
 // Throws std::invalid_argument for an unknown name.
 SourceType source_type(std::string_view name);
+std::string_view type_name(SourceType type);
 
 // Bytes of a row. Throws std::invalid_argument unless it is a whole number of blocks.
 size_t row_bytes(SourceType type, int64_t columns);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "octavo/matrix.h"
+#include "octavo/thread_pool.h"
 #include "octavo/types.h"
 
 namespace octavo {
@@ -12,13 +13,24 @@ void embedding(const Matrix& table, const int32_t* token_ids, View out, Worker w
 
 void rms_norm(View x, const float* weight, float eps, View out, Worker worker);
 
+// A worker of a kernel in which all workers of `pool` meet. `shared`: memory that all of them see.
+struct Team {
+  static constexpr int64_t kRowsWorthMeeting = 4;
+  ThreadPool& pool;
+  Worker worker;
+  void* shared;
+};
+
+// What Team::shared must hold for a product of `rows` rows.
+size_t linear_shared_bytes(const Matrix& weight, int64_t rows);
+
 // out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
-void linear(View x, const Matrix& weight, const View* residual, View out, Worker worker);
+void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team);
 
 // out = silu_mul(linear(x, weight)), to the bit, without writing the product. Both halves of the matrix must be whole
 // panels: can_fuse_silu_mul.
 bool can_fuse_silu_mul(const Matrix& weight);
-void linear_silu_mul(View x, const Matrix& weight, View out, Worker worker);
+void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team);
 
 // In place where out.data == x.data. `table`: [max_positions, rotary_dim].
 void rope(View x, const int32_t* positions, const float* table, int64_t rotary_dim, int64_t head_dim, View out,

@@ -1,15 +1,23 @@
-// A weight matrix [N, K] (N outputs, K inputs), packed once at load for the multiply tiles. Owns the layout.
+// A weight matrix [N, K] (N outputs, K inputs), packed once at load for the multiply tiles. Owns the layout:
 //
 //   panel p (32 columns of the product):  [step 0: cols 0-15 | cols 16-31] [step 1: ...] ...
-//   bfloat16: a step is 2 k, a vector [16 columns][2 k];   float32: a step is 1 k, a vector [16 columns]
 //
-// so that a multiply reads strictly ascending addresses. The steps are padded to whole blocks of 16 (64 bytes of packed
-// activations, and the depth of an AMX tile). Columns beyond N and a k beyond K are zero.
+// so that a multiply reads strictly ascending addresses. Columns beyond N and a k beyond K are zero.
+//
+// Plain panels hold values in the matrix's dtype; their steps are padded to whole blocks of 16 (64 bytes of packed
+// activations, and the depth of an AMX tile):
+//   bfloat16: a step is 2 k, a vector [16 columns][2 k];   float32: a step is 1 k, a vector [16 columns]
+// Block panels keep the integers of a block type, and serve bfloat16 and int8 activations. A step is a group of 32 k:
+//   4-bit codes: 4 x (vector vector), byte b of column c of vector j has k = 4j + b in its low half, 4(j + 4) + b in
+//   its high one;   8-bit codes: 8 x (vector vector), byte b of vector j has k = 4j + b; then for each scale of a group
+//   [32] scales, then [32] minimums where the type has them.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "octavo/blocks.h"
 #include "octavo/decode.h"
 #include "octavo/memory.h"
 #include "octavo/thread_pool.h"
@@ -23,6 +31,30 @@ struct MatrixSource {
   SourceType type;
   int64_t rows;
   const int32_t* row_order;  // null: the identity
+
+  const uint8_t* row(int64_t i, int64_t columns) const {
+    return data + (row_order ? row_order[i] : i) * row_bytes(type, columns);
+  }
+};
+
+// How the values are kept.
+enum class Storage {
+  kPlain,   // in the matrix's dtype
+  kBlocks,  // sources of block types as they are; plain where one is not, or where types change within a panel
+  kInt8,    // quantised at load, to Q8_0
+  kInt4,    // quantised at load, to Q4_1
+};
+
+Storage parse_storage(std::string_view name);  // throws std::invalid_argument
+
+template <class Format>
+struct PanelGroup {
+  static constexpr int64_t kColumns = 32;
+  static constexpr int64_t kVectors = Format::kBits == 4 ? 4 : 8;  // pairs of vectors of codes
+  static constexpr int64_t kCodeBytes = kColumns * kGroup * Format::kBits / 8;
+  static constexpr int64_t kScaleBytes = kColumns * Format::kScales * sizeof(typename Format::Scale);
+  static constexpr int64_t kMinimumBytes = Format::kMinimum ? kColumns * sizeof(typename Format::Scale) : 0;
+  static constexpr int64_t kBytes = kCodeBytes + kScaleBytes + kMinimumBytes;
 };
 
 class Matrix {
@@ -30,12 +62,13 @@ class Matrix {
   static constexpr int64_t kPanelColumns = 32;
   static constexpr int64_t kBlockSteps = 16;
 
-  // Stacks the sources along N. `bias`: N floats, or empty.
+  // Stacks the sources along N. `dtype`: the type to which activations are rounded; int8 with block panels only.
+  // `bias`: N floats, or empty.
   Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
-         std::vector<float> bias);
+         Storage storage, std::vector<float> bias);
   // Uniform random values in [-scale, scale], the same for the same seed whatever the number of threads.
-  static Matrix random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, uint64_t seed,
-                       float scale);
+  static Matrix random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, Storage storage,
+                       uint64_t seed, float scale);
 
   int64_t rows() const { return rows_; }        // N
   int64_t columns() const { return columns_; }  // K
@@ -44,26 +77,53 @@ class Matrix {
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
+  // Of plain panels, and of block panels unpacked to bfloat16.
   int64_t num_steps() const { return round_up(divide_up(columns_, step()), kBlockSteps); }
-  int64_t step() const { return dtype_ == DType::kBFloat16 ? 2 : 1; }
+  int64_t step() const { return dtype_ == DType::kFloat32 ? 1 : 2; }
+  int64_t num_groups() const { return divide_up(columns_, kGroup); }
+
+  bool has_blocks() const { return !sections_.empty(); }
+  SourceType block_type(int64_t p) const { return section(p).type; }
+  const uint8_t* block_panel(int64_t p) const {
+    const Section& s = section(p);
+    return data<uint8_t>() + s.offset + (p - s.first_panel) * s.panel_bytes;
+  }
   template <class T>
-  const T* panel(int64_t p) const {
+  const T* panel(int64_t p) const {  // a plain one
     return data<T>() + p * num_steps() * kPanelColumns * step();
   }
   // Row n (K floats) as it was packed: the embedding of token n, where the matrix is an embedding table.
   void row(int64_t n, float* out) const;
+  // How the values are kept, for people: bfloat16, Q4_1, Q4_K+Q6_K …
+  std::string format() const;
 
  private:
-  Matrix(Arena& arena, int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
+  // Panels of one block type.
+  struct Section {
+    int64_t first_panel, end_panel;
+    SourceType type;
+    size_t offset, panel_bytes;
+  };
+
+  Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
+  void allocate(Arena& arena);
+  bool make_sections(const std::vector<MatrixSource>& sources, Storage storage);
+  const Section& section(int64_t p) const {
+    const Section* s = sections_.data();
+    while (p >= s->end_panel) ++s;
+    return *s;
+  }
   template <class T>
   T* data() const {
     return static_cast<T*>(memory_.data);
   }
   void pack_panel(int64_t p, const float* rows_of_panel);
+  void pack_block_panel(int64_t p, const CodedRow& coded_rows);
 
   int64_t rows_, columns_;
   DType dtype_;
   std::vector<float> bias_;
+  std::vector<Section> sections_;  // empty: plain
   Arena::Piece memory_;
 };
 

@@ -69,7 +69,7 @@ class Program {
   // Seconds of each instruction so far, summed by worker 0 while profiling is on.
   void set_profiling(bool on);
   const std::vector<double>& seconds() const { return seconds_; }
-  size_t workspace_bytes() const { return workspace_.bytes(); }
+  size_t workspace_bytes() const { return workspace_.bytes() + shared_.bytes(); }
 
  private:
   struct Buffer {
@@ -79,6 +79,7 @@ class Program {
     int64_t offset;  // floats from the start of the workspace
   };
 
+  void push_linear(std::string op, std::string name, Slice x, const Matrix& weight, Domain domain, Kernel kernel);
   void push(std::string op, std::string name, Domain domain, Kernel kernel, int64_t weight_bytes = 0,
             int64_t macs_per_row = 0);
   void replay(Domain domain);
@@ -92,6 +93,8 @@ class Program {
   std::vector<double> seconds_;
   bool profiling_ = false;
   Memory workspace_;
+  Memory shared_;  // of the linears, see Team
+  size_t shared_bytes_ = 0;
   AttentionPlan plan_;
   Run run_{};
 };

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from octavo.errors import CheckpointError
 from octavo.ops.api import DType, TensorSource
+from octavo.ops.decode import BLOCK_TYPES
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Checkpoint:
     config: dict[str, Any]  # as in config.json
     generation_config: dict[str, Any]  # as in generation_config.json; empty if there is none
     tensors: dict[str, TensorSource]  # empty for format "config"
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether some of its matrices are quantised."""
+        return any(source.type in BLOCK_TYPES for source in self.tensors.values())
 
     @property
     def dtype(self) -> DType:

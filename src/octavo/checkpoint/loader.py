@@ -20,8 +20,9 @@ from octavo.models.config import ModelConfig
 from octavo.models.registry import Model, model_class
 from octavo.models.rope import rope_table
 from octavo.models.weights import MatrixWeight, VectorWeight, Weight
-from octavo.ops.api import Backend, DType, Matrix, TensorSource, Vector
+from octavo.ops.api import Backend, Matrix, TensorSource, Vector
 from octavo.ops.decode import BLOCKS
+from octavo.quant.formats import MatrixFormat, WeightFormats
 
 MAX_NAMES = 8  # that an error or a warning lists
 
@@ -29,9 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 def load_model(
-    checkpoint: Checkpoint, config: ModelConfig, backend: Backend, dtype: DType, max_model_len: int, seed: int = 0
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    backend: Backend,
+    formats: WeightFormats,
+    max_model_len: int,
+    seed: int = 0,
 ) -> Model:
-    """The model with all its weights packed by `backend`, its matrices in `dtype`.
+    """The model with all its weights packed by `backend`, its matrices in `formats`.
 
     A checkpoint of format "config" gets random matrices, drawn from `seed`, and vectors of ones. Raises
     CheckpointError naming the tensor that is missing or has a wrong shape, before anything is packed.
@@ -40,28 +46,31 @@ def load_model(
     config.check_max_model_len(max_model_len)
     build: _RandomWeights | _CheckpointWeights
     if checkpoint.format == "config":
-        build = _RandomWeights(config, backend, dtype, seed)
+        build = _RandomWeights(config, backend, seed)
     else:
         _check_tensors(checkpoint, config, model)
-        build = _CheckpointWeights(config, backend, dtype, checkpoint.tensors)
-    weights = _build_table(model.WEIGHTS, "", config, build)
+        build = _CheckpointWeights(config, backend, checkpoint.tensors)
+    weights = _build_table(model.WEIGHTS, "", config, formats.rest, build)
     layers = [
-        _build_table(model.LAYER_WEIGHTS, _prefix(model, layer), config, build) for layer in range(config.num_layers)
+        _build_table(model.LAYER_WEIGHTS, _prefix(model, layer), config, formats.layers, build)
+        for layer in range(config.num_layers)
     ]
     return model(config, weights, layers, backend.constant(rope_table(config, max_model_len)))
 
 
-def weight_bytes(config: ModelConfig, dtype: DType) -> int:
+def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, formats: WeightFormats) -> int:
     """Bytes that the packed weights will take, to plan memory before loading. Padding of panels is left out."""
-    matrix_itemsize = 4 if dtype == "float32" else 2
-    total = 0
-    for weight, _ in _all_weights(model_class(config.architecture), config):
+    bits = 0.0
+    for weight, prefix in _all_weights(model_class(config.architecture), config):
+        shapes: dict[str, tuple[int, ...]] = {**weight.shapes(config)}
         if isinstance(weight, MatrixWeight):
-            total += matrix_itemsize * sum(map(math.prod, weight.shapes(config).values()))
-            total += 4 * sum(map(math.prod, weight.bias_shapes(config).values()))
-        else:
-            total += 4 * sum(map(math.prod, weight.shapes(config).values()))
-    return total
+            form = formats.layers if prefix else formats.rest
+            for name, shape in shapes.items():
+                source = checkpoint.tensors.get(prefix + name)
+                bits += math.prod(shape) * form.bits(source.type if source else "F32")
+            shapes = {**weight.bias_shapes(config)}
+        bits += 32 * sum(map(math.prod, shapes.values()))
+    return int(bits) // 8
 
 
 def _prefix(model: type[Model], layer: int) -> str:
@@ -121,13 +130,17 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _build_table(
-    table: Mapping[str, Weight], prefix: str, config: ModelConfig, build: _RandomWeights | _CheckpointWeights
+    table: Mapping[str, Weight],
+    prefix: str,
+    config: ModelConfig,
+    form: MatrixFormat,
+    build: _RandomWeights | _CheckpointWeights,
 ) -> dict[str, Any]:
     built: dict[str, Any] = {}
     for name, weight in table.items():
         if isinstance(weight, MatrixWeight):
             shared = weight.tied_to if config.tie_word_embeddings else None
-            built[name] = built[shared] if shared else build.matrix(weight, prefix)
+            built[name] = built[shared] if shared else build.matrix(weight, prefix, form)
         else:
             built[name] = build.vector(weight, prefix)
     return built
@@ -136,15 +149,13 @@ def _build_table(
 class _CheckpointWeights:
     """Packs what the checkpoint holds."""
 
-    def __init__(
-        self, config: ModelConfig, backend: Backend, dtype: DType, tensors: Mapping[str, TensorSource]
-    ) -> None:
-        self.config, self.backend, self.dtype, self.tensors = config, backend, dtype, tensors
+    def __init__(self, config: ModelConfig, backend: Backend, tensors: Mapping[str, TensorSource]) -> None:
+        self.config, self.backend, self.tensors = config, backend, tensors
 
-    def matrix(self, weight: MatrixWeight, prefix: str) -> Matrix:
+    def matrix(self, weight: MatrixWeight, prefix: str, form: MatrixFormat) -> Matrix:
         sources = [self.tensors[prefix + name] for name in weight.shapes(self.config)]
         bias = [self.tensors[prefix + name] for name in weight.bias_shapes(self.config)]
-        return self.backend.matrix(sources, self.dtype, bias)
+        return self.backend.matrix(sources, form.dtype, bias, form.storage)
 
     def vector(self, weight: VectorWeight, prefix: str) -> Vector:
         return self.backend.vector(self.tensors[prefix + weight.source + ".weight"])
@@ -153,13 +164,14 @@ class _CheckpointWeights:
 class _RandomWeights:
     """Random matrices without biases, and vectors of ones: the speed of a model without its weights."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, dtype: DType, seed: int) -> None:
-        self.config, self.backend, self.dtype = config, backend, dtype
+    def __init__(self, config: ModelConfig, backend: Backend, seed: int) -> None:
+        self.config, self.backend = config, backend
         self.seeds = itertools.count(seed * 1_000_000)  # more matrices than that no model has
 
-    def matrix(self, weight: MatrixWeight, prefix: str) -> Matrix:
+    def matrix(self, weight: MatrixWeight, prefix: str, form: MatrixFormat) -> Matrix:
         rows = sum(rows for rows, _ in weight.shapes(self.config).values())
-        return self.backend.random_matrix((rows, getattr(self.config, weight.columns)), self.dtype, next(self.seeds))
+        shape = (rows, getattr(self.config, weight.columns))
+        return self.backend.random_matrix(shape, form.dtype, next(self.seeds), form.storage)
 
     def vector(self, weight: VectorWeight, prefix: str) -> Vector:
         return self.backend.constant(np.ones(getattr(self.config, weight.size), np.float32))

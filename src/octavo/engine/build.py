@@ -19,8 +19,10 @@ from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineInfo
 from octavo.models.config import ModelConfig
 from octavo.models.registry import Model, model_class
-from octavo.ops.api import DType
+from octavo.ops import isa
+from octavo.ops.api import CacheDType, DType
 from octavo.ops.cpu import CpuBackend
+from octavo.quant.formats import choose_formats
 from octavo.runtime.memory import MemoryPlan, available_memory, plan_memory, workspace_bytes
 from octavo.runtime.program import EagerExecutor, ProgramExecutor
 from octavo.runtime.runner import Executor, Runner
@@ -33,18 +35,22 @@ def build_engine(config: EngineConfig) -> Engine:
     model_config = ModelConfig.from_hf(checkpoint.config)
     model_class(model_config.architecture)  # an unknown architecture is the first thing to say
     dtype = _compute_dtype(config, checkpoint)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else cast(DType, config.kv_cache_dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else cast(CacheDType, config.kv_cache_dtype)
+    variant = isa.choose(config.isa)
+    formats = choose_formats(
+        config.quantization, config.activation_dtype, dtype, has_blocks=checkpoint.has_blocks, variant=variant
+    )
     plan = plan_memory(
         config,
         model_config,
         kv_dtype,
-        weights=weight_bytes(model_config, dtype),
+        weights=weight_bytes(checkpoint, model_config, formats),
         workspace=workspace_bytes(model_config, config.max_num_batched_tokens),
         available=available_memory(),
     )
     model_config.check_max_model_len(plan.max_model_len)
-    backend = CpuBackend(variant=config.isa, num_threads=config.num_threads)
-    model = load_model(checkpoint, model_config, backend, dtype, plan.max_model_len, config.seed)
+    backend = CpuBackend(variant=variant, num_threads=config.num_threads)
+    model = load_model(checkpoint, model_config, backend, formats, plan.max_model_len, config.seed)
     kv_caches = [
         backend.kv_cache(plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
         for _ in range(model_config.num_layers)

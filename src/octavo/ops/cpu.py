@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from octavo.ops import isa
-from octavo.ops.api import Batch, DType, Float32Array, Int32Array, TensorSource
+from octavo.ops.api import ActivationDType, Batch, CacheDType, Float32Array, Int32Array, Storage, TensorSource
 from octavo.ops.threads import choose_cpus
 
 
@@ -35,23 +35,31 @@ class CpuBackend:
     def num_threads(self) -> int:
         return int(self.pool.size)
 
-    def matrix(self, sources: Sequence[TensorSource], dtype: DType, bias: Sequence[TensorSource] = ()) -> Any:
+    def matrix(
+        self,
+        sources: Sequence[TensorSource],
+        dtype: ActivationDType,
+        bias: Sequence[TensorSource] = (),
+        storage: Storage = "plain",
+    ) -> Any:
         rows = [(source.data, source.type, source.shape[0], source.row_order) for source in sources]
         values = np.concatenate([self.vector(source) for source in bias]) if bias else None
-        return self.native.Matrix(self.pool, self._arena, rows, sources[0].shape[1], dtype, values)
+        return self.native.Matrix(self.pool, self._arena, rows, sources[0].shape[1], dtype, storage, values)
 
     def vector(self, source: TensorSource) -> Float32Array:
         values: Float32Array = self.native.decode(source.type, source.data, 1, source.shape[0])[0]
         return values if source.row_order is None else values[source.row_order]
 
-    def random_matrix(self, shape: tuple[int, int], dtype: DType, seed: int) -> Any:
-        # Of variance 1 / K, so that activations keep their size from layer to layer.
-        return self.native.Matrix.random(self.pool, self._arena, *shape, dtype, seed, float(np.sqrt(3 / shape[1])))
+    def random_matrix(
+        self, shape: tuple[int, int], dtype: ActivationDType, seed: int, storage: Storage = "plain"
+    ) -> Any:
+        scale = float(np.sqrt(3 / shape[1]))  # variance 1 / K, so that activations keep their size from layer to layer
+        return self.native.Matrix.random(self.pool, self._arena, *shape, dtype, storage, seed, scale)
 
     def constant(self, values: Float32Array) -> Float32Array:
         return np.ascontiguousarray(values, np.float32)
 
-    def kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DType) -> Any:
+    def kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType) -> Any:
         return self.native.KVCache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
     def step(self, batch: Batch) -> Any:

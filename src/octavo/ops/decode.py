@@ -32,6 +32,7 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
 }
+BLOCK_TYPES = tuple(name for name, (values, _) in BLOCKS.items() if values > 1)
 
 
 def num_bytes(type: str, shape: tuple[int, ...]) -> int:

@@ -14,7 +14,7 @@ _V3 = ("avx2", "fma", "f16c", "bmi2")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 _V4_BF16 = (*_V4, "avx512_vnni", "avx512_bf16")
 _REQUIRED: dict[str, tuple[str, ...]] = {
-    "amx": (*_V4_BF16, "amx_tile", "amx_bf16"),
+    "amx": (*_V4_BF16, "amx_tile", "amx_bf16", "amx_int8"),
     "x86_v4_bf16": _V4_BF16,
     "x86_v4": _V4,
     "x86_v3": _V3,
@@ -46,12 +46,17 @@ def available() -> list[str]:
     return [name for name in names if name != "amx" or _tiles_permitted()]
 
 
-def load(name: str | None = None) -> ModuleType:
-    """The native module of a variant, or of the best one. Raises ConfigError where this CPU cannot run it."""
+def choose(name: str | None = None) -> str:
+    """The variant to use: `name`, or the best. Raises ConfigError where this CPU cannot run it."""
     runnable = available()
     if not runnable:
         raise ConfigError("this CPU has no AVX2 and FMA; octavo's kernels need at least x86-64-v3")
     name = name or runnable[0]
     if name not in runnable:
         raise ConfigError(f"isa is {name!r}; this CPU runs {', '.join(runnable)}", param="isa")
-    return importlib.import_module(f"octavo.ops._native_{name}")
+    return name
+
+
+def load(name: str | None = None) -> ModuleType:
+    """The native module of a variant (see `choose`)."""
+    return importlib.import_module(f"octavo.ops._native_{choose(name)}")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from octavo.ops.api import Batch, CacheDType, DType, Float32Array, Int32Array, TensorSource
+from octavo.ops.api import ActivationDType, Batch, CacheDType, DType, Float32Array, Int32Array, Storage, TensorSource
 from octavo.ops.decode import decode
+from octavo.ops.quantised import keeps_blocks, quantise_activations, quantise_weights
 
 SPLIT = 256  # tokens of the KV cache that attention sums at a time
 
@@ -25,9 +26,10 @@ def round_to(x: Float32Array, dtype: DType) -> Float32Array:
 
 @dataclass(slots=True, frozen=True)
 class ReferenceMatrix:
-    values: Float32Array  # [N, K], already rounded to dtype
-    dtype: DType
+    values: Float32Array  # [N, K]: rounded to dtype, or what the integers of a block type stand for
+    dtype: ActivationDType
     bias: Float32Array | None  # [N]
+    in_blocks: bool = False  # values are of a block type, not of dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,10 +67,13 @@ class ReferenceOps:
         return y
 
     def linear(self, x: Float32Array, weight: ReferenceMatrix) -> Float32Array:
-        rounded = round_to(x, weight.dtype)
-        y = np.empty((len(x), len(weight.values)), np.float32)
-        for t, row in enumerate(rounded):  # one product per row: a product of matrices may sum in another order
-            y[t] = weight.values @ row
+        if weight.dtype == "int8":
+            inputs, values = quantise_activations(x), weight.values
+        else:
+            inputs, values = round_to(x, weight.dtype), round_to(weight.values, weight.dtype)
+        y = np.empty((len(x), len(values)), np.float32)
+        for t, row in enumerate(inputs):  # one product per row: a product of matrices may sum in another order
+            y[t] = values @ row
         return y if weight.bias is None else y + weight.bias
 
     def split(self, x: Float32Array, sizes: Sequence[int]) -> tuple[Float32Array, ...]:
@@ -149,24 +154,43 @@ def _attend(q: Float32Array, cache: ReferenceKVCache, slots: Int32Array, head: i
     return sums / total
 
 
+def _matrix(
+    values: Float32Array,
+    dtype: ActivationDType,
+    storage: Storage,
+    in_blocks: bool,
+    bias: Sequence[TensorSource] = (),
+) -> ReferenceMatrix:
+    if in_blocks:
+        values = quantise_weights(values, storage)
+    else:
+        dtype = "bfloat16" if dtype == "int8" else dtype
+        values = round_to(values, dtype)
+    return ReferenceMatrix(values, dtype, np.concatenate([decode(b) for b in bias]) if bias else None, in_blocks)
+
+
 class ReferenceBackend:
     name = "reference"
 
     def matrix(
-        self, sources: Sequence[TensorSource], dtype: DType, bias: Sequence[TensorSource] = ()
+        self,
+        sources: Sequence[TensorSource],
+        dtype: ActivationDType,
+        bias: Sequence[TensorSource] = (),
+        storage: Storage = "plain",
     ) -> ReferenceMatrix:
         values = np.concatenate([decode(source) for source in sources])
-        return ReferenceMatrix(
-            round_to(values, dtype), dtype, np.concatenate([decode(b) for b in bias]) if bias else None
-        )
+        return _matrix(values, dtype, storage, keeps_blocks(sources, storage), bias)
 
     def vector(self, source: TensorSource) -> Float32Array:
         return decode(source)
 
-    def random_matrix(self, shape: tuple[int, int], dtype: DType, seed: int) -> ReferenceMatrix:
+    def random_matrix(
+        self, shape: tuple[int, int], dtype: ActivationDType, seed: int, storage: Storage = "plain"
+    ) -> ReferenceMatrix:
         limit = shape[1] ** -0.5
         values = np.random.default_rng(seed).uniform(-limit, limit, shape).astype(np.float32)
-        return ReferenceMatrix(round_to(values, dtype), dtype, None)
+        return _matrix(values, dtype, storage, storage in ("int8", "int4"))
 
     def constant(self, values: Float32Array) -> Float32Array:
         return values

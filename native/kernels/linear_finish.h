@@ -1,0 +1,58 @@
+// What becomes of finished tiles of a product: `tiles[i]` is [rows][32] floats of the i-th of kPanels panels, for rows
+// [first_row, first_row + rows) of the output.
+#pragma once
+
+#include "octavo/matrix.h"
+#include "tiles/vec.h"
+
+namespace octavo {
+
+// One panel, written to its place with bias and residual, and without the columns beyond N.
+struct StoreTile {
+  static constexpr int kPanels = 1;
+  const Matrix& weight;
+  const View* residual;
+  View out;
+
+  void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
+    constexpr int64_t kColumns = Matrix::kPanelColumns;
+    for (int64_t v = 0; v < kColumns / 16; ++v) {
+      const int64_t column = panel * kColumns + v * 16;
+      const int n = static_cast<int>(std::min<int64_t>(16, weight.rows() - column));
+      if (n <= 0) return;
+      const Vec bias = weight.bias() ? Vec::load(weight.bias() + column, n) : Vec::zero();
+      for (int64_t r = 0; r < rows; ++r) {
+        Vec y = Vec::load(tiles[0] + r * kColumns + v * 16);
+        if (weight.bias()) y = y + bias;
+        if (residual) y = Vec::load(residual->row(first_row + r) + column, n) + y;
+        y.store(out.row(first_row + r) + column, n);
+      }
+    }
+  }
+};
+
+// silu(gate) * up of two panels, those of the same columns of both halves of the matrix.
+struct SiluMulTiles {
+  static constexpr int kPanels = 2;
+  const Matrix& weight;
+  View out;
+
+  void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
+    constexpr int64_t kColumns = Matrix::kPanelColumns;
+    const float* bias = weight.bias();
+    for (int64_t v = 0; v < kColumns / 16; ++v) {
+      const int64_t column = panel * kColumns + v * 16;
+      for (int64_t r = 0; r < rows; ++r) {
+        Vec gate = Vec::load(tiles[0] + r * kColumns + v * 16);
+        Vec up = Vec::load(tiles[1] + r * kColumns + v * 16);
+        if (bias) {
+          gate = gate + Vec::load(bias + column);
+          up = up + Vec::load(bias + out.columns + column);
+        }
+        (silu(gate) * up).store(out.row(first_row + r) + column);
+      }
+    }
+  }
+};
+
+}  // namespace octavo

@@ -1,0 +1,87 @@
+#include "kernels/linear_int8.h"
+
+#include <utility>
+
+#include "kernels/int8_panel.h"
+#include "octavo/memory.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kColumns = Matrix::kPanelColumns;
+constexpr int64_t kRowsAtOnce = 240;
+constexpr int64_t kAhead = 4096;  // bytes by which a stream of weights is fetched early
+
+// One block of rows: the panel's stream, somewhat ahead. Several: the next panel, spread over the blocks of this one.
+Prefetch plan_prefetch(const uint8_t* panel, int64_t panel_bytes, int64_t groups, int64_t block, int64_t num_blocks) {
+  const char* bytes = reinterpret_cast<const char*>(panel);
+  const int64_t group_bytes = panel_bytes / groups;
+  if (num_blocks == 1) return {bytes + kAhead, group_bytes};
+  return {bytes + panel_bytes * (num_blocks + block) / num_blocks, group_bytes / num_blocks};
+}
+
+// tiles [rows][32] = all rows of a packing times a panel.
+template <class Format>
+void multiply_panel(const Int8Packing& packing, const uint8_t* panel, float* tiles) {
+  for (int64_t b = 0; b < packing.num_blocks; ++b) {
+    const Prefetch prefetch =
+        plan_prefetch(panel, packing.groups * PanelGroup<Format>::kBytes, packing.groups, b, packing.num_blocks);
+    multiply_int8_rows<Format>(packing.block(b), panel, packing.groups, prefetch, tiles + packing.begin(b) * kColumns,
+                               std::make_index_sequence<kInt8Rows>());
+  }
+}
+
+// All rows of a packing times this worker's panels.
+template <class Finish>
+void multiply_panels(const Int8Packing& packing, const Matrix& weight, Worker::Range panels, int64_t panel_stride,
+                     const Finish& finish) {
+  struct OutlierWeights;
+  struct Tiles;
+  const OutlierChannels outliers(packing);
+  const int64_t tiles_of_panel = packing.rows * kColumns;
+  float* outlier_weights = scratch<OutlierWeights, float>(outliers.count() * kColumns);
+  float* tiles = scratch<Tiles, float>(Finish::kPanels * tiles_of_panel);
+  for (int64_t p = panels.begin; p < panels.end; ++p) {
+    const float* finished[Finish::kPanels];
+    for (int64_t i = 0; i < Finish::kPanels; ++i) {
+      float* const tile = tiles + i * tiles_of_panel;
+      const uint8_t* panel = weight.block_panel(p + i * panel_stride);
+      with_block_format(weight.block_type(p + i * panel_stride), [&]<class Format>(Format) {
+        multiply_panel<Format>(packing, panel, tile);
+        for (int64_t slot = 0; slot < outliers.count(); ++slot)
+          unpack_channel<Format>(panel, outliers.channel(slot), outlier_weights + slot * kColumns);
+      });
+      for (int64_t b = 0; b < packing.num_blocks; ++b)
+        outliers.add(packing.block(b), packing.begin(b), outlier_weights, tile + packing.begin(b) * kColumns);
+      finished[i] = tile;
+    }
+    finish(finished, packing.first, packing.rows, p);
+  }
+}
+
+}  // namespace
+
+size_t int8_shared_bytes(int64_t rows, int64_t columns) {
+  return std::min(rows, kRowsAtOnce) * Int8Rows::bytes_per_row(divide_up(columns, kGroup));
+}
+
+template <class Finish>
+void linear_int8(View x, const Matrix& weight, Worker::Range panels, int64_t panel_stride, const Finish& finish,
+                 const Team& team) {
+  struct OwnRows;
+  for (int64_t first = 0; first < x.rows; first += kRowsAtOnce) {
+    const int64_t rows = std::min(kRowsAtOnce, x.rows - first);
+    const bool together = rows >= Team::kRowsWorthMeeting && team.worker.count > 1;
+    void* memory = together ? team.shared : scratch<OwnRows, char>(int8_shared_bytes(rows, x.columns));
+    const Int8Packing packing{memory, first, rows, divide_up(rows, kInt8Rows), weight.num_groups()};
+    packing.fill(x, together ? team.worker : Worker{0, 1});
+    if (together) team.pool.barrier();
+    multiply_panels(packing, weight, panels, panel_stride, finish);
+    if (first + rows < x.rows && team.worker.count > 1) team.pool.barrier();  // the operands are still being read
+  }
+}
+
+template void linear_int8(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);
+template void linear_int8(View, const Matrix&, Worker::Range, int64_t, const SiluMulTiles&, const Team&);
+
+}  // namespace octavo

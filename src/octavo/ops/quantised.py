@@ -1,0 +1,84 @@
+"""What quantised matrices and activations are, in NumPy: the definition of `Storage` and of int8 activations.
+
+Every function says what a value becomes; the kernels pack the same integers (native/include/octavo/blocks.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.ops.api import Float32Array, Storage, TensorSource
+from octavo.ops.decode import BLOCK_TYPES
+
+GROUP = 32  # values along K that share a scale
+NUM_OUTLIERS = 2  # activations of a row that stay float32
+PANEL_ROWS = 32  # block types cannot change within so many rows of a matrix
+
+
+def keeps_blocks(sources: Sequence[TensorSource], storage: Storage) -> bool:
+    """Whether a matrix of these sources keeps integers; else it is plain."""
+    if storage in ("int8", "int4"):
+        return True
+    if storage == "plain" or any(source.type not in BLOCK_TYPES for source in sources):
+        return False
+    first_rows = np.cumsum([0, *(source.shape[0] for source in sources)])
+    changes = [
+        first_rows[i] for i in range(1, len(sources)) if sources[i].type != sources[i - 1].type
+    ]  # the rows at which the type changes
+    return all(row % PANEL_ROWS == 0 for row in changes)
+
+
+def quantise_weights(values: Float32Array, storage: Storage) -> Float32Array:
+    """float32 [N, K] as its quantised values, [N, K]: for "int8" and "int4"; others pass."""
+    if storage not in ("int8", "int4"):
+        return values
+    groups = _groups(values)  # [N, groups, 32], the last one padded by repeating its last value
+    if storage == "int8":
+        scale = _half(np.max(np.abs(groups), axis=2, keepdims=True) / np.float32(127))
+        codes = np.clip(_steps(groups, scale), -127, 127)
+        restored = scale * codes
+    else:
+        low = np.min(groups, axis=2, keepdims=True)
+        scale = _half((np.max(groups, axis=2, keepdims=True) - low) / np.float32(15))
+        minimum = _half(low)
+        restored = scale * np.clip(_steps(groups - minimum, scale), 0, 15) + minimum
+    flat: Float32Array = restored.reshape(len(values), -1)[:, : values.shape[1]]
+    return flat
+
+
+def quantise_activations(x: Float32Array) -> Float32Array:
+    """float32 [T, K] as what a product with int8 activations multiplies: the two largest |x| of a row as they are (the
+    first of equals), the rest in groups of 32, each rounded to multiples of its largest |x| / 127."""
+    rest = x.copy()
+    outliers = np.zeros_like(x)
+    rows = np.arange(len(x))
+    for _ in range(min(NUM_OUTLIERS, x.shape[1])):
+        largest = np.argmax(np.abs(rest), axis=1)
+        outliers[rows, largest] += rest[rows, largest]
+        rest[rows, largest] = 0
+    groups = _groups(rest, pad="constant")
+    largest_of_group = np.max(np.abs(groups), axis=2, keepdims=True)
+    inverse = np.divide(
+        np.float32(127), largest_of_group, out=np.zeros_like(largest_of_group), where=largest_of_group > 0
+    )
+    codes = np.rint(groups * inverse)
+    restored = (codes * (largest_of_group / np.float32(127))).reshape(len(x), -1)[:, : x.shape[1]]
+    return restored + outliers
+
+
+def _groups(values: Float32Array, pad: str = "edge") -> Float32Array:
+    padding = -values.shape[1] % GROUP
+    padded: Float32Array = np.pad(values, ((0, 0), (0, padding)), mode=pad)  # type: ignore[call-overload]
+    return padded.reshape(len(values), -1, GROUP)
+
+
+def _half(values: Float32Array) -> Float32Array:
+    return values.astype(np.float16).astype(np.float32)
+
+
+def _steps(values: Float32Array, scale: Float32Array) -> Float32Array:
+    steps = np.divide(values, scale, out=np.zeros_like(values), where=scale != 0)
+    rounded: Float32Array = np.rint(steps)
+    return rounded

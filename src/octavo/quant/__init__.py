@@ -1,0 +1,1 @@
+"""How the weights of a model are kept: which matrices are quantised, and what their inputs are rounded to."""

@@ -1,0 +1,91 @@
+"""From options and a checkpoint to the format of each matrix. Decides; packs nothing (the backend does).
+
+Activations, the inputs of matrix products, are rounded to bfloat16 or, before quantised weights, to int8 with a scale
+for every 32, the two largest of each row kept exact. int8 is the faster where products of bytes are (AVX-512 VNNI, and
+AVX2); where a tile unit multiplies bfloat16, that is as fast, and more exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from octavo.errors import ConfigError
+from octavo.ops.api import ActivationDType, DType, Storage
+from octavo.ops.decode import BLOCK_TYPES
+
+# Bits that a packed value takes, with its share of scales and minimums (native/include/octavo/blocks.h).
+BITS = {
+    "F32": 32.0,
+    "BF16": 16.0,
+    "Q4_0": 4.5,
+    "Q4_1": 5.0,
+    "Q5_0": 8.5,
+    "Q5_1": 9.0,
+    "Q8_0": 8.5,
+    "Q4_K": 6.0,
+    "Q5_K": 10.0,
+    "Q6_K": 10.0,
+}
+TILE_VARIANTS = ("amx",)  # instruction sets with a tile unit for bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixFormat:
+    dtype: ActivationDType  # what a product's inputs are rounded to
+    storage: Storage
+
+    def bits(self, source_type: str) -> float:
+        """Bits of a packed value that comes from a checkpoint tensor of this type."""
+        if self.storage == "int8":
+            return BITS["Q8_0"]
+        if self.storage == "int4":
+            return BITS["Q4_1"]
+        if self.storage == "blocks" and source_type in BLOCK_TYPES:
+            return BITS[source_type]
+        return BITS["F32" if self.dtype == "float32" else "BF16"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormats:
+    """The formats of a model's matrices: those in its layers, and the rest (embedding and head)."""
+
+    layers: MatrixFormat
+    rest: MatrixFormat
+
+    @classmethod
+    def plain(cls, dtype: DType) -> WeightFormats:
+        """Every matrix in its compute type."""
+        return cls(MatrixFormat(dtype, "plain"), MatrixFormat(dtype, "plain"))
+
+
+def choose_formats(
+    quantization: str | None, activation_dtype: str, dtype: DType, *, has_blocks: bool, variant: str
+) -> WeightFormats:
+    """The formats for these options of EngineConfig (`dtype` resolved), a checkpoint with or without block types, and
+    an instruction set. Raises ConfigError for options that contradict each other or the checkpoint."""
+    if quantization is not None and has_blocks:
+        raise ConfigError(
+            f"quantization is {quantization!r}, but the checkpoint is quantised already; leave the option out",
+            param="quantization",
+        )
+    quantised = quantization is not None or (has_blocks and dtype != "float32")
+    if quantization is not None and dtype == "float32":
+        raise ConfigError(
+            f"quantization is {quantization!r} and dtype is 'float32'; quantised weights need dtype bfloat16 or auto",
+            param="quantization",
+        )
+    if activation_dtype != "auto" and not quantised and activation_dtype != dtype:
+        raise ConfigError(
+            f"activation_dtype is {activation_dtype!r}, but the weights are {dtype}; allowed: auto, {dtype}",
+            param="activation_dtype",
+        )
+    if not quantised:
+        return WeightFormats.plain(dtype)
+    if activation_dtype == "auto":
+        activation_dtype = "bfloat16" if variant in TILE_VARIANTS else "int8"
+    activations = cast(ActivationDType, activation_dtype)
+    storage = cast(Storage, quantization or "blocks")
+    # Four bits are too few for the head: a token's logit is one dot product, and its error is never averaged.
+    rest: Storage = "int8" if storage == "int4" else storage
+    return WeightFormats(MatrixFormat(activations, storage), MatrixFormat(activations, rest))

@@ -1,0 +1,174 @@
+"""Matrices that keep the integers of a block type, and int8 activations: every type and every variant against the NumPy
+reference, against the same matrix unpacked, and bit for bit against other numbers of rows, threads and variants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from octavo.ops import isa
+from octavo.ops.api import TensorSource
+from octavo.ops.cpu import CpuBackend, CpuOps
+from octavo.ops.decode import BLOCK_TYPES, BLOCKS, decode
+from octavo.ops.quantised import quantise_activations, quantise_weights
+from octavo.ops.reference import ReferenceBackend, ReferenceOps
+
+ROWS = (1, 2, 5, 6, 7, 13, 33, 70)
+
+
+@pytest.fixture(scope="module", params=isa.available())
+def backend(request):
+    return CpuBackend(variant=request.param, num_threads=2)
+
+
+def activations(rows: int, columns: int, seed: int = 0):
+    """Normal, with two channels far out, as in a language model."""
+    x = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    x[:, 5] *= 40
+    x[:, columns - 2] *= 25
+    return x
+
+
+def block_source(type: str, rows: int, columns: int, seed: int = 1) -> TensorSource:
+    """Random blocks: any bits are a value, but the scales must be of a sensible size."""
+    values, size = BLOCKS[type]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
+    halves = (rng.uniform(0.5, 2, (len(blocks), 2)) / 256).astype(np.float16).view(np.uint8)
+    if type == "Q6_K":
+        blocks[:, 208:210] = halves[:, :2]
+    elif type in ("Q4_0", "Q5_0", "Q8_0"):
+        blocks[:, :2] = halves[:, :2]
+    else:
+        blocks[:, :4] = halves
+    return TensorSource("w", blocks.reshape(-1), type, (rows, columns))
+
+
+def float_source(rows: int, columns: int, seed: int = 1) -> TensorSource:
+    values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) / 8
+    return TensorSource("w", values.view(np.uint8).reshape(-1), "F32", (rows, columns))
+
+
+def assert_close(actual, x, reference):
+    """Within 64 float32 roundings of what was summed."""
+    expected = ReferenceOps().linear(x, reference)
+    magnitude = np.abs(quantise_activations(x)) @ np.abs(reference.values).T + 1e-30
+    np.testing.assert_array_less(np.abs(actual - expected), np.float32(64 * 2**-24) * magnitude)
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES)
+def test_bfloat16_products_are_those_of_the_unpacked_matrix(backend, type):
+    source = block_source(type, 96, 768)
+    ops = CpuOps(backend)
+    packed, plain = backend.matrix([source], "bfloat16", storage="blocks"), backend.matrix([source], "bfloat16")
+    assert (packed.format, plain.format) == (type, "bfloat16")
+    assert packed.nbytes < plain.nbytes
+    for rows in ROWS:
+        x = activations(rows, 768, seed=rows)
+        assert np.array_equal(ops.linear(x, packed), ops.linear(x, plain))
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES)
+def test_int8_products(backend, type):
+    source = block_source(type, 70, 256)
+    matrix = backend.matrix([source], "int8", storage="blocks")
+    reference = ReferenceBackend().matrix([source], "int8", storage="blocks")
+    for rows in ROWS:
+        x = activations(rows, 256, seed=rows)
+        assert_close(CpuOps(backend).linear(x, matrix), x, reference)
+
+
+@pytest.mark.parametrize("type", BLOCK_TYPES)
+def test_int8_products_have_the_same_bits_everywhere(type):
+    """Integer sums are exact, and the rest has one order: no variant, thread or neighbouring row shows."""
+    source, x = block_source(type, 100, 768), activations(70, 768)
+    results = []
+    for variant in isa.available():
+        for threads in (1, 2):
+            backend = CpuBackend(variant=variant, num_threads=threads)
+            matrix, ops = backend.matrix([source], "int8", storage="blocks"), CpuOps(backend)
+            whole = ops.linear(x, matrix)
+            for first, rows in ((0, 1), (3, 2), (10, 7), (20, 33)):
+                assert np.array_equal(ops.linear(x[first : first + rows], matrix), whole[first : first + rows])
+            results.append(whole)
+    assert all(np.array_equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("storage", ["int8", "int4"])
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (33, 100), (64, 576), (5, 3)])
+def test_quantised_at_load(backend, storage, n, k):
+    source, ops = float_source(n, k), CpuOps(backend)
+    values = quantise_weights(decode(source), storage)
+    for dtype in ("bfloat16", "int8"):
+        matrix = backend.matrix([source], dtype, storage=storage)
+        rows = ops.embedding(matrix, np.arange(n, dtype=np.int32))
+        assert np.array_equal(rows, values)
+    reference = ReferenceBackend().matrix([source], "int8", storage=storage)
+    for rows in (1, 4, 9):
+        x = np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32)
+        assert_close(ops.linear(x, matrix), x, reference)
+
+
+def test_quantised_values_are_near():
+    values = decode(float_source(8, 256))
+    for storage, steps in (("int8", 127), ("int4", 7.5)):
+        error = np.abs(quantise_weights(values, storage) - values)
+        assert np.max(error) < np.max(np.abs(values)) / steps
+
+
+def test_bias_and_silu_on_block_panels(backend):
+    source, bias = block_source("Q4_1", 64, 64), float_source(1, 64)
+    bias = replace(bias, shape=(64,))
+    x = activations(9, 64)
+    for dtype in ("bfloat16", "int8"):
+        matrix = backend.matrix([source], dtype, storage="blocks")
+        with_bias = backend.matrix([source], dtype, [bias], storage="blocks")
+        ops = CpuOps(backend)
+        np.testing.assert_allclose(ops.linear(x, with_bias), ops.linear(x, matrix) + decode(bias), rtol=1e-6)
+        assert matrix.can_fuse_silu_mul
+
+
+def test_types_may_change_between_panels_only(backend):
+    a, b = block_source("Q4_K", 64, 256), block_source("Q6_K", 40, 256, seed=2)
+    x = activations(7, 256)
+    both = backend.matrix([a, b], "int8", storage="blocks")
+    assert (both.format, both.dtype) == ("Q4_K+Q6_K", "int8")
+    apart = [CpuOps(backend).linear(x, backend.matrix([s], "int8", storage="blocks")) for s in (a, b)]
+    assert np.array_equal(CpuOps(backend).linear(x, both), np.concatenate(apart, axis=1))
+
+    within = backend.matrix([b, a], "int8", storage="blocks")  # Q4_K begins in row 40
+    assert (within.format, within.dtype) == ("bfloat16", "bfloat16")
+    reference = ReferenceBackend().matrix([b, a], "int8", storage="blocks")
+    assert reference.dtype == "bfloat16"
+    assert backend.matrix([a, float_source(32, 256)], "int8", storage="blocks").format == "bfloat16"
+
+
+def test_embedding_is_not_rounded(backend):
+    for type in BLOCK_TYPES:
+        source = block_source(type, 40, 256)
+        table = backend.matrix([source], "bfloat16", storage="blocks")
+        ids = np.array([0, 39, 31, 32, 5], np.int32)
+        assert np.array_equal(CpuOps(backend).embedding(table, ids), decode(source)[ids])
+
+
+@pytest.mark.parametrize("row", ["zeros", "equal", "one", "tie"])
+def test_int8_activations_of_odd_rows(backend, row):
+    x = np.zeros((3, 64), np.float32)
+    if row == "equal":
+        x[:] = 0.3
+    elif row == "one":
+        x[1, 40] = -7.5
+    elif row == "tie":
+        x[:, ::3], x[:, 1::3] = 2.0, -2.0
+    source = block_source("Q4_1", 32, 64)
+    matrix = backend.matrix([source], "int8", storage="blocks")
+    reference = ReferenceBackend().matrix([source], "int8", storage="blocks")
+    expected = ReferenceOps().linear(x, reference)
+    np.testing.assert_allclose(CpuOps(backend).linear(x, matrix), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_known_storage(backend):
+    with pytest.raises(ValueError, match="storage is 'int3'; allowed: plain, blocks, int8, int4"):
+        backend.matrix([float_source(4, 32)], "int8", storage="int3")

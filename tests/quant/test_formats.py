@@ -1,0 +1,64 @@
+"""Which format each matrix gets, and which options contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.quant.formats import MatrixFormat, WeightFormats, choose_formats
+
+PLAIN: dict[str, Any] = {"quantization": None, "activation_dtype": "auto", "dtype": "bfloat16"}
+
+
+def choose(has_blocks: bool = False, variant: str = "x86_v4_bf16", **options: Any) -> WeightFormats:
+    return choose_formats(**{**PLAIN, **options}, has_blocks=has_blocks, variant=variant)
+
+
+def test_plain_weights_keep_their_dtype() -> None:
+    for dtype in ("float32", "bfloat16"):
+        assert choose(dtype=dtype) == WeightFormats.plain(dtype)
+
+
+def test_a_quantised_checkpoint_stays_packed_unless_float32_is_asked_for() -> None:
+    assert choose(has_blocks=True).layers == MatrixFormat("int8", "blocks")
+    assert choose(has_blocks=True, dtype="float32") == WeightFormats.plain("float32")
+
+
+def test_activations_follow_the_machine_and_then_the_option() -> None:
+    assert choose(has_blocks=True, variant="amx").layers.dtype == "bfloat16"
+    assert choose(has_blocks=True, variant="x86_v3").layers.dtype == "int8"
+    assert choose(has_blocks=True, variant="amx", activation_dtype="int8").layers.dtype == "int8"
+    assert choose(has_blocks=True, activation_dtype="bfloat16").layers.dtype == "bfloat16"
+
+
+def test_quantised_at_load() -> None:
+    int8, int4 = choose(quantization="int8"), choose(quantization="int4")
+    assert int8.layers.storage == int8.rest.storage == "int8"
+    assert (int4.layers.storage, int4.rest.storage) == ("int4", "int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantization": "int8", "has_blocks": True}, "the checkpoint is quantised already"),
+        ({"quantization": "int4", "dtype": "float32"}, "need dtype bfloat16 or auto"),
+        (
+            {"activation_dtype": "int8"},
+            "activation_dtype is 'int8', but the weights are bfloat16; allowed: auto, bfloat16",
+        ),
+        ({"activation_dtype": "bfloat16", "dtype": "float32"}, "allowed: auto, float32"),
+    ],
+)
+def test_contradictions(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose(**options)
+
+
+def test_bits() -> None:
+    assert MatrixFormat("int8", "blocks").bits("Q4_1") == 5.0
+    assert MatrixFormat("int8", "blocks").bits("F16") == 16.0
+    assert MatrixFormat("bfloat16", "plain").bits("Q4_1") == 16.0
+    assert MatrixFormat("float32", "plain").bits("BF16") == 32.0
+    assert MatrixFormat("int8", "int4").bits("F32") == 5.0
