@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cli.bench.kernels import Measurement, matrix_shapes
+from octavo.cli.bench.kernels import Measurement, drift, matrix_shapes
 from octavo.cli.main import main
 from octavo.cli.profile import Shape, batch_of
 from octavo.models.config import ModelConfig
@@ -42,6 +42,7 @@ def test_kernels(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert decode["bytes"] == 40 / 16 * kv_block_bytes(model, 16, "bfloat16") / model.num_layers
     assert decode["flops"] == 40 * 4 * 4 * 16 and both["flops"] == 2 * decode["flops"]
     assert prefill["flops"] == 4 * 4 * 16 * sum(range(1, 21))
+    assert gate_up["dtype"] == "bfloat16"
     assert set(record["limits"]) == {"before", "after"} and record["limits"]["before"]["bandwidth"] > 1e8
     assert all(each["seconds"] > 0 and each["share_of_limit"] > 0 for each in [*found.values(), decode, prefill])
     out = capsys.readouterr().out
@@ -53,6 +54,10 @@ def test_share_is_of_the_nearer_limit() -> None:
     measured = Measurement("k", "", "", rows=1, dtype="bfloat16", seconds=2.0, bytes=100, flops=500)
     assert measured.share(limits) == 0.5
     assert Measurement("k", "", "", 1, "bfloat16", 2.0, bytes=100, flops=1500).share(limits) == 0.75
+
+
+def test_drift_of_the_limits() -> None:
+    assert drift({"bandwidth": 20.0, "int8": 100.0}, {"bandwidth": 25.0, "int8": 90.0}) == pytest.approx(0.2)
 
 
 def test_shapes_of_tied_embeddings(tiny: str) -> None:

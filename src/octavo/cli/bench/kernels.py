@@ -17,19 +17,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 from octavo.cli.bench.common import make_parser, parse, runner_of
 from octavo.cli.bench.report import show_table, write_json
+from octavo.cli.parser import Parser
 from octavo.cli.profile import BANDWIDTH_BYTES, Shape, batch_of, kv_dtype, kv_token_bytes, made_up_batch, time_program
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
     from octavo.models.config import ModelConfig
+    from octavo.ops.api import DType
     from octavo.ops.cpu import CpuBackend
+    from octavo.quant.formats import WeightFormats
     from octavo.runtime.program import Instruction, ProgramExecutor
 
 CACHE_BYTES = 64 * 2**20  # of K and V that one run of the attention reads, at least
 MAX_CACHES = 512
+IDLE_DRIFT = 0.15  # by which the limits of an idle machine may differ
 FILL_TOKENS = 4096  # K and V written at a time
-LIMITS = {"float32": "GFLOP/s in float32", "bfloat16": "GFLOP/s in bfloat16", "bandwidth": "GB/s"}
+LIMITS = {
+    "float32": "GFLOP/s in float32",
+    "bfloat16": "GFLOP/s in bfloat16",
+    "int8": "GOP/s in int8",
+    "bandwidth": "GB/s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,60 @@ class Measurement:
 
 
 def run(argv: list[str]) -> int:
-    parser = make_parser(
+    least = {"num_tokens": 1, "num_requests": 1, "context_len": 1, "prefill_len": 1, "num_iters": 1}
+    args, config = parse(_parser(), argv, least)
+    if config.enforce_eager:
+        raise ConfigError("--enforce-eager has no program to time")
+
+    from octavo.checkpoint.base import open_checkpoint
+    from octavo.checkpoint.resolve import resolve
+    from octavo.engine.build import build_engine
+    from octavo.models.config import ModelConfig
+    from octavo.ops.cpu import CpuBackend
+    from octavo.quant.formats import choose_formats
+
+    checkpoint = open_checkpoint(resolve(config.model, config.revision), config.load_format)
+    model = ModelConfig.from_hf(checkpoint.config)
+    engine = build_engine(config)
+    info = engine.info
+    formats = choose_formats(
+        config.quantization,
+        config.activation_dtype,
+        cast("DType", info.dtype),
+        has_blocks=checkpoint.has_blocks,
+        variant=info.isa,
+    )
+    most = min(info.max_model_len, config.max_num_batched_tokens)
+    if max(args.num_tokens) > most:
+        raise ConfigError(f"--num-tokens is {max(args.num_tokens)}; it must be in [1, {most}]")
+    backend = CpuBackend(variant=info.isa, num_threads=info.num_threads)
+    before = measure_limits(backend)
+    _show_limits("before", before)
+    products = in_order_of_kernels(
+        each for rows in args.num_tokens for each in time_products(engine, model, formats, rows, args.num_iters)
+    )
+    shapes = [Shape(requests, 1, context) for context in args.context_len for requests in args.num_requests]
+    shapes += [Shape(1, length, length) for length in args.prefill_len]
+    attention = [time_attention(engine, model, backend, shape, args.num_iters) for shape in shapes]
+    after = measure_limits(backend)
+    _show_limits("after", after)
+    if drift(before, after) > IDLE_DRIFT:
+        print("these differ by much: other work ran beside, and the percentages below mean little")
+    limits = {name: max(before[name], after[name]) for name in before}
+    title = f"{config.model}, {info.dtype} on {info.isa}, {info.num_threads} threads"
+    _show(f"matrix products: {title}", products, limits)
+    _show(f"attention: {title}, cache in {kv_dtype(info)}", attention, limits)
+    figures = {
+        "limits": {"before": before, "after": after},
+        "products": [_record(each, limits) for each in products],
+        "attention": [_record(each, limits) for each in attention],
+    }
+    write_json(args, figures, config)
+    return 0
+
+
+def _parser() -> Parser:
+    return make_parser(
         "kernels",
         "Time a model's matrix products and attention alone.",
         (
@@ -62,43 +124,6 @@ def run(argv: list[str]) -> int:
             ("--num-iters", 10, "repetitions"),
         ),
     )
-    least = {"num_tokens": 1, "num_requests": 1, "context_len": 1, "prefill_len": 1, "num_iters": 1}
-    args, config = parse(parser, argv, least)
-    if config.enforce_eager:
-        raise ConfigError("--enforce-eager has no program to time")
-
-    from octavo.checkpoint.base import open_checkpoint
-    from octavo.checkpoint.resolve import resolve
-    from octavo.engine.build import build_engine
-    from octavo.models.config import ModelConfig
-    from octavo.ops.cpu import CpuBackend
-
-    model = ModelConfig.from_hf(open_checkpoint(resolve(config.model, config.revision), config.load_format).config)
-    engine = build_engine(config)
-    most = min(engine.info.max_model_len, config.max_num_batched_tokens)
-    if max(args.num_tokens) > most:
-        raise ConfigError(f"--num-tokens is {max(args.num_tokens)}; it must be in [1, {most}]")
-    backend = CpuBackend(variant=engine.info.isa, num_threads=engine.info.num_threads)
-    before = measure_limits(backend)
-    _show_limits("before", before)
-    products = in_order_of_kernels(
-        each for rows in args.num_tokens for each in time_products(engine, model, rows, args.num_iters)
-    )
-    shapes = [Shape(requests, 1, context) for context in args.context_len for requests in args.num_requests]
-    shapes += [Shape(1, length, length) for length in args.prefill_len]
-    attention = [time_attention(engine, model, backend, shape, args.num_iters) for shape in shapes]
-    after = measure_limits(backend)
-    _show_limits("after", after)
-    limits = {name: max(before[name], after[name]) for name in before}
-    title = f"{config.model}, {engine.info.dtype} on {engine.info.isa}, {engine.info.num_threads} threads"
-    _show(f"matrix products: {title}", products, limits)
-    _show(f"attention: {title}, cache in {kv_dtype(engine.info)}", attention, limits)
-    figures = {"limits": {"before": before, "after": after}}
-    groups = {"products": products, "attention": attention}
-    write_json(
-        args, {**figures, **{name: [_record(m, limits) for m in group] for name, group in groups.items()}}, config
-    )
-    return 0
 
 
 def measure_limits(backend: CpuBackend) -> dict[str, float]:
@@ -108,7 +133,14 @@ def measure_limits(backend: CpuBackend) -> dict[str, float]:
     return {**peaks, "bandwidth": native.measure_bandwidth(pool, BANDWIDTH_BYTES)}
 
 
-def time_products(engine: Engine, model: ModelConfig, rows: int, num_iters: int) -> list[Measurement]:
+def drift(before: dict[str, float], after: dict[str, float]) -> float:
+    """The largest difference of two measurements of one limit, as a share of the higher one."""
+    return max(1 - min(before[name], after[name]) / max(before[name], after[name]) for name in before)
+
+
+def time_products(
+    engine: Engine, model: ModelConfig, formats: WeightFormats, rows: int, num_iters: int
+) -> list[Measurement]:
     """Each of the model's matrices with `rows` rows of inputs, the layers' average; of logits as many as are computed
     at a time."""
     import numpy as np
@@ -123,20 +155,23 @@ def time_products(engine: Engine, model: ModelConfig, rows: int, num_iters: int)
     for line, spent in zip(executor.instructions(), seconds, strict=True):
         if line.op.startswith("linear"):
             groups.setdefault(re.sub(r"^layers\.\d+\.", "", line.name), []).append((line, spent))
-    shapes = matrix_shapes(model)
-    return [
-        Measurement(
-            kernel=name,
-            shape=" × ".join(map(str, shapes[name])) if name in shapes else "",
-            size=f"{8 * lines[0][0].weight_bytes / lines[0][0].macs:.2f} bits",
-            rows=num_logits if lines[0][0].domain == "logits" else rows,
-            dtype=engine.info.dtype,
-            seconds=statistics.mean(spent for _, spent in lines),
-            bytes=statistics.mean(line.weight_bytes for line, _ in lines),
-            flops=2.0 * lines[0][0].macs * (num_logits if lines[0][0].domain == "logits" else rows),
+    shapes, measured = matrix_shapes(model), []
+    for name, lines in groups.items():
+        one, is_head = lines[0][0], lines[0][0].domain == "logits"
+        num_rows = num_logits if is_head else rows
+        measured.append(
+            Measurement(
+                kernel=name,
+                shape=" × ".join(map(str, shapes[name])) if name in shapes else "",
+                size=f"{8 * one.weight_bytes / one.macs:.2f} bits",
+                rows=num_rows,
+                dtype=(formats.rest if is_head else formats.layers).dtype,
+                seconds=statistics.mean(spent for _, spent in lines),
+                bytes=statistics.mean(line.weight_bytes for line, _ in lines),
+                flops=2.0 * one.macs * num_rows,
+            )
         )
-        for name, lines in groups.items()
-    ]
+    return measured
 
 
 def in_order_of_kernels(measured: Iterable[Measurement]) -> list[Measurement]:
@@ -240,6 +275,7 @@ def _show(title: str, measured: Sequence[Measurement], limits: dict[str, float])
             each.kernel,
             each.shape,
             each.size,
+            each.dtype,
             str(each.rows),
             f"{each.seconds * 1e6:,.1f}",
             f"{each.bytes / 1e6:.2f}",
@@ -249,8 +285,8 @@ def _show(title: str, measured: Sequence[Measurement], limits: dict[str, float])
         )
         for each in measured
     ]
-    columns = ("kernel", "shape", "size", "rows", "µs", "MB", "GB/s", "GFLOP/s", "% of limit")
-    show_table(title, columns, rows, num_text_columns=3)
+    columns = ("kernel", "shape", "size", "in", "rows", "µs", "MB", "GB/s", "GFLOP/s", "% of limit")
+    show_table(title, columns, rows, num_text_columns=4)
 
 
 def _record(each: Measurement, limits: dict[str, float]) -> dict[str, Any]:
