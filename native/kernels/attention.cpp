@@ -99,20 +99,20 @@ class ItemKernel {
   }
 
   TilesAhead keys_ahead(const Split& split, const AttentionPlan::Item& item) const {
-    return tiles_ahead(split, item, cache_.key_dims(),
+    return tiles_ahead(split, item, cache_.key_tile_bytes(),
                        [&](int64_t tile) { return cache_.keys<Stored>(tile, item.kv_head); });
   }
   TilesAhead values_ahead(const Split& split, const AttentionPlan::Item& item) const {
-    return tiles_ahead(split, item, cache_.value_dims(),
+    return tiles_ahead(split, item, cache_.value_tile_bytes(),
                        [&](int64_t tile) { return cache_.values<Stored>(tile, item.kv_head); });
   }
   // Later rows of a chunk find everything in a cache.
   template <class At>
-  TilesAhead tiles_ahead(const Split& split, const AttentionPlan::Item& item, int64_t dims, At at) const {
+  TilesAhead tiles_ahead(const Split& split, const AttentionPlan::Item& item, int64_t tile_bytes, At at) const {
     TilesAhead ahead;
     if (item.num_rows > 1) return ahead;
     ahead.count = split.num_tiles();
-    ahead.bytes = dims * kTileTokens * static_cast<int64_t>(sizeof(Stored));
+    ahead.bytes = tile_bytes;
     for (int64_t i = 0; i < ahead.count; ++i) ahead.tiles[i] = reinterpret_cast<const char*>(at(split.tiles[i]));
     return ahead;
   }

@@ -35,7 +35,9 @@ class KVCache {
   int64_t block_size() const { return block_size_; }
   int64_t key_dims() const { return round_up(head_dim_, dtype_ == DType::kFloat32 ? 16 : 32); }
   int64_t value_dims() const { return round_up(head_dim_, 16); }
-  size_t bytes() const { return keys_.bytes() + values_.bytes(); }
+  // Of one tile of one head, with its scales.
+  int64_t key_tile_bytes() const { return key_tile_; }
+  int64_t value_tile_bytes() const { return value_tile_; }
 
   // T: float, bf16 or int8_t, as dtype() says.
   template <class T>
