@@ -53,12 +53,9 @@ struct Row {
 };
 
 Row read_row(nb::handle scheduled, const Names& names) {
-  Row row{get(get(scheduled, names.request), names.token_ids),
-          get(scheduled, names.block_table),
-          nb::cast<int64_t>(get(scheduled, names.start)),
-          nb::cast<int64_t>(get(scheduled, names.num_tokens)),
-          nb::cast<int64_t>(get(scheduled, names.num_scored)),
-          nb::cast<bool>(get(scheduled, names.samples))};
+  Row row{get(get(scheduled, names.request), names.token_ids), get(scheduled, names.block_table),
+          nb::cast<int64_t>(get(scheduled, names.start)),      nb::cast<int64_t>(get(scheduled, names.num_tokens)),
+          nb::cast<int64_t>(get(scheduled, names.num_scored)), nb::cast<bool>(get(scheduled, names.samples))};
   require(row.start >= 0 && row.num_tokens > 0 && row.num_scored >= 0 && row.num_scored <= row.num_tokens,
           "a row must begin at a token and have some");
   return row;
@@ -85,8 +82,8 @@ class StepWriter {
     seq_lens_ = take(requests);
     block_tables_ = take(requests * width);
     logit_rows_ = take(logits);
-    step_ = {tokens, requests, logits, token_ids_, positions_, slots_, query_start_, seq_lens_, block_tables_, width,
-             logit_rows_};
+    step_ = {tokens,       requests,  logits,        token_ids_, positions_, slots_,
+             query_start_, seq_lens_, block_tables_, width,      logit_rows_};
     for (int64_t r = 0; r < requests; ++r) write(rows[r], r);
     write_logit_rows(rows);
   }

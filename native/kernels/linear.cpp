@@ -54,15 +54,15 @@ size_t operand_bytes(int64_t rows, int64_t columns) {
 template <class Tile, class Finish>
 void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t panel_stride, const Finish& finish,
                   const Team& team) {
-#ifdef __AMX_BF16__
-  const AmxSession session;
-#endif
   using Kernel = PanelKernel<Tile>;
   using Operand = typename Tile::Operand;
   struct OwnOperands;
   for (int64_t first = 0; first < x.rows; first += Kernel::kRowsAtOnce) {
     const int64_t rows = std::min(Kernel::kRowsAtOnce, x.rows - first);
     const RowBlocks blocks{first, rows, divide_up(rows, Kernel::kRows)};
+#ifdef __AMX_BF16__
+    const AmxSession session(AmxShapes::accumulators(divide_up(rows, blocks.num_blocks)));
+#endif
     // A few rows are packed sooner than all workers have met.
     const bool together = rows >= Team::kRowsWorthMeeting && team.worker.count > 1;
     const size_t size = operand_bytes<Tile>(rows, x.columns) / sizeof(Operand);

@@ -183,7 +183,7 @@ void Matrix::pack_panel(int64_t p, const float* rows) {
     for (int64_t c = 0; c < kColumns; ++c, out += 2) std::memcpy(out, rounded + c * padded + 2 * s, 2 * sizeof(bf16));
 }
 
-// Columns beyond N stay as the arena gave them: codes, scales and minimums of zero.
+// The arena gives zeros, into which codes are set; columns beyond N stay so.
 void Matrix::pack_block_panel(int64_t p, const CodedRow& coded_rows) {
   with_block_format(block_type(p), [&]<class Format>(Format) {
     using Group = PanelGroup<Format>;
@@ -195,11 +195,9 @@ void Matrix::pack_block_panel(int64_t p, const CodedRow& coded_rows) {
       for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
         const CodedRow row = row_of_panel(coded_rows, c, num_groups(), Format::kScales);
         const uint8_t* codes = row.codes + g * kGroup;
-        for (int64_t j = 0; j < Group::kVectors; ++j) {
-          uint8_t* out = group + (j * kColumns + c) * 4;
-          for (int b = 0; b < 4; ++b)
-            out[b] = Format::kBits == 8 ? codes[4 * j + b]
-                                        : static_cast<uint8_t>(codes[4 * j + b] | codes[4 * (j + 4) + b] << 4);
+        for (int64_t i = 0; i < kGroup; ++i) {
+          const CodePlace place = code_place(Format::kBits, c, i);
+          group[place.byte] |= static_cast<uint8_t>(codes[i] << place.shift);
         }
         for (int64_t i = 0; i < Format::kScales; ++i)
           scales[i * kColumns + c] = static_cast<Scale>(row.scales[g * Format::kScales + i]);
@@ -211,20 +209,17 @@ void Matrix::pack_block_panel(int64_t p, const CodedRow& coded_rows) {
 
 namespace {
 
-// Value k of column c of a block panel.
+// Value k of column c of a block panel, whose code stands at `place`.
 template <class Format>
-float block_value(const uint8_t* panel, int64_t c, int64_t k) {
+float block_value(const uint8_t* panel, int64_t c, int64_t k, CodePlace place) {
   using Group = PanelGroup<Format>;
   using Scale = typename Format::Scale;
   const uint8_t* group = panel + k / kGroup * Group::kBytes;
-  const int64_t i = k % kGroup, j = i / 4 % Group::kVectors;
-  const int byte = group[(j * kColumns + c) * 4 + i % 4];
-  const int code = Format::kBits == 8 ? byte : i < 16 ? byte & 15 : byte >> 4;
+  const int code = group[place.byte] >> place.shift & ((1 << Format::kBits) - 1);
   const auto* scales = reinterpret_cast<const Scale*>(group + Group::kCodeBytes);
-  const float scale = static_cast<float>(scales[i * Format::kScales / kGroup * kColumns + c]);
+  const float scale = static_cast<float>(scales[k % kGroup * Format::kScales / kGroup * kColumns + c]);
   const float value = scale * static_cast<float>(code - Format::kZero);
-  if (!Format::kMinimum) return value;
-  return value + static_cast<float>(reinterpret_cast<const Scale*>(group + Group::kCodeBytes + Group::kScaleBytes)[c]);
+  return Format::kMinimum ? value + static_cast<float>(scales[Format::kScales * kColumns + c]) : value;
 }
 
 }  // namespace
@@ -233,7 +228,8 @@ void Matrix::row(int64_t n, float* out) const {
   const int64_t p = n / kColumns, c = n % kColumns;
   if (has_blocks()) {
     with_block_format(block_type(p), [&]<class Format>(Format) {
-      for (int64_t k = 0; k < columns_; ++k) out[k] = block_value<Format>(block_panel(p), c, k);
+      for (int64_t k = 0; k < columns_; ++k)
+        out[k] = block_value<Format>(block_panel(p), c, k, code_place(Format::kBits, c, k % kGroup));
     });
   } else if (dtype_ == DType::kFloat32) {
     const float* in = panel<float>(p) + c;

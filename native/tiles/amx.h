@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "tiles/tile.h"
 
@@ -25,6 +26,15 @@ struct alignas(64) AmxShapes {
   void set(int tile, uint8_t num_rows, uint16_t num_bytes) {
     rows[tile] = num_rows;
     bytes_per_row[tile] = num_bytes;
+  }
+  // For AmxAccumulators with blocks of up to `block_rows` rows: no more is loaded, multiplied and stored.
+  static AmxShapes accumulators(int64_t block_rows) {
+    AmxShapes shapes = full();
+    const auto low = static_cast<uint8_t>(block_rows < 16 ? block_rows : 16);
+    const auto high = static_cast<uint8_t>(block_rows > 16 ? block_rows - 16 : 1);
+    for (const int tile : {0, 1, 4}) shapes.set(tile, low, 64);
+    for (const int tile : {2, 3, 5}) shapes.set(tile, high, 64);
+    return shapes;
   }
   // Eight whole tiles.
   static AmxShapes full() {

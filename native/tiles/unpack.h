@@ -3,6 +3,8 @@
 // multiplied by the same tiles.
 #pragma once
 
+#include <utility>
+
 #include "octavo/matrix.h"
 #include "tiles/vec.h"
 
@@ -12,43 +14,50 @@ template <class Format>
 struct GroupUnpacker {
   using Group = PanelGroup<Format>;
   using Scale = typename Format::Scale;
-  static constexpr int64_t kColumns = Group::kColumns;
-  static constexpr int64_t kStep = kColumns * 2;  // bf16 of a step
+  static constexpr int64_t kStep = Group::kColumns * 2;  // bf16 of a step
 
   // out [16 steps][32 columns][2].
   static void unpack(const uint8_t* group, bf16* out) {
 #pragma GCC unroll 2
-    for (int64_t v = 0; v < kColumns / 16; ++v) unpack_vector(group, v, out + v * 32);
+    for (int64_t v = 0; v < 2; ++v) unpack_columns(group, v, out + v * 32);
   }
 
  private:
-  static void unpack_vector(const uint8_t* group, int64_t v, bf16* out) {
+  // The columns of vector v of a step.
+  static void unpack_columns(const uint8_t* group, int64_t v, bf16* out) {
     const auto* scales = reinterpret_cast<const Scale*>(group + Group::kCodeBytes) + v * 16;
-    Vec scale[Format::kScales], offset[Format::kScales];
+    Vec scale[2][Format::kScales], offset[2][Format::kScales];  // of the first and the last eight columns
 #pragma GCC unroll 2
-    for (int i = 0; i < Format::kScales; ++i) {
-      scale[i] = Vec::load(scales + i * kColumns);
-      // scale * (code - zero) = scale * code - scale * zero: the products are exact, the sum is rounded once.
-      offset[i] = Format::kMinimum ? Vec::load(scales + (i + Format::kScales) * kColumns)
-                                   : scale[i] * Vec::set1(static_cast<float>(-Format::kZero));
-    }
-#pragma GCC unroll 8
-    for (int64_t j = 0; j < Group::kVectors; ++j) {
-      const Codes codes = Codes::load(group + (j * kColumns + v * 16) * 4);
-      const auto store = [&](int64_t step, Vec even, Vec odd) __attribute__((always_inline)) {
-        const int64_t i = step * Format::kScales / 16;
-        store_interleaved(out + step * kStep, fma(even, scale[i], offset[i]), fma(odd, scale[i], offset[i]));
-      };
-      if constexpr (Format::kBits == 4) {
-        store(2 * j, codes.nibble<0>(), codes.nibble<8>());
-        store(2 * j + 1, codes.nibble<16>(), codes.nibble<24>());
-        store(2 * j + 8, codes.nibble<4>(), codes.nibble<12>());
-        store(2 * j + 9, codes.nibble<20>(), codes.nibble<28>());
-      } else {
-        store(2 * j, codes.byte<0>(), codes.byte<8>());
-        store(2 * j + 1, codes.byte<16>(), codes.byte<24>());
+    for (int h = 0; h < 2; ++h)
+#pragma GCC unroll 2
+      for (int i = 0; i < Format::kScales; ++i) {
+        scale[h][i] = Vec::load_twice(scales + i * Group::kColumns + h * 8);
+        // scale * (code - zero) = scale * code - scale * zero: the products are exact, the sum is rounded once.
+        offset[h][i] = Format::kMinimum ? Vec::load_twice(scales + (i + Format::kScales) * Group::kColumns + h * 8)
+                                        : scale[h][i] * Vec::set1(static_cast<float>(-Format::kZero));
       }
+    constexpr int64_t kSteps = 32 / Format::kBits;  // of a dword of codes
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < 16 / kSteps; ++j) {
+      const uint8_t* vectors = group + (v * 16 / kSteps + j) * 128;
+      const Codes first = Codes::load(vectors), second = Codes::load(vectors + 64);
+      const auto step = [&]<int kStepOfDword>() __attribute__((always_inline)) {
+        const int64_t s = j * kSteps + kStepOfDword, i = s * Format::kScales / 16;
+        store_both(out + s * kStep, fma(code<kStepOfDword>(first), scale[0][i], offset[0][i]),
+                   fma(code<kStepOfDword>(second), scale[1][i], offset[1][i]));
+      };
+      [&]<int... S>(std::integer_sequence<int, S...>) __attribute__((always_inline)) {
+        (step.template operator()<S>(), ...);
+      }(std::make_integer_sequence<int, kSteps>());
     }
+  }
+
+  template <int kIndex>
+  static Vec code(Codes codes) {
+    if constexpr (Format::kBits == 4)
+      return codes.template nibble<4 * kIndex>();
+    else
+      return codes.template byte<8 * kIndex>();
   }
 };
 

@@ -24,6 +24,11 @@ struct Vec {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
   }
+  // Eight values, each in two lanes.
+  static Vec load_twice(const float* p) { return twice(_mm256_loadu_ps(p)); }
+  static Vec load_twice(const half* p) {
+    return twice(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
   void store(float* p) const {
     _mm256_storeu_ps(p, a);
     _mm256_storeu_ps(p + 8, b);
@@ -95,6 +100,10 @@ struct Vec {
   }
 
  private:
+  static Vec twice(__m256 x) {
+    return {_mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+            _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
+  }
   static __m256i mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
@@ -150,6 +159,12 @@ struct Codes {
     return {_mm256_and_si256(_mm256_srli_epi32(a, 4), m), _mm256_and_si256(_mm256_srli_epi32(b, 4), m)};
   }
 };
+
+// Rounds to bf16 (nearest even): out [32].
+inline void store_both(bf16* out, Vec first, Vec second) {
+  first.store(out);
+  second.store(out + 16);
+}
 
 // Rounds to bf16 (nearest even) and interleaves: pair i is even[i], odd[i].
 inline void store_interleaved(bf16* out, Vec even, Vec odd) {

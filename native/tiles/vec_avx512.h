@@ -22,6 +22,11 @@ struct Vec {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
   }
   static Vec load(const half* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+  // Eight values, each in two lanes.
+  static Vec load_twice(const float* p) { return twice(_mm256_loadu_ps(p)); }
+  static Vec load_twice(const half* p) {
+    return twice(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p, int n) const { _mm512_mask_storeu_ps(p, mask(n), v); }
   void store(bf16* p) const {
@@ -60,6 +65,10 @@ struct Vec {
   // The first n lanes of a, then `fill`.
   friend Vec first(Vec a, int n, float fill) { return {_mm512_mask_mov_ps(_mm512_set1_ps(fill), mask(n), a.v)}; }
 
+  static Vec twice(__m256 x) {
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return {_mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(x))};
+  }
   static __mmask16 mask(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1); }
 };
 
@@ -76,7 +85,7 @@ struct Codes {
   }
   template <int kShift>
   Vec byte() const {
-    return bits(kShift, 0xff);
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, kShift), _mm512_set1_epi32(0xff)))};
   }
   // What `mask` leaves of each dword shifted right.
   Vec bits(int shift, int mask) const {
@@ -87,6 +96,17 @@ struct Codes {
   Codes low() const { return {_mm512_and_si512(v, _mm512_set1_epi8(15))}; }
   Codes high() const { return {_mm512_and_si512(_mm512_srli_epi32(v, 4), _mm512_set1_epi8(15))}; }
 };
+
+// Rounds to bf16 (nearest even): out [32].
+inline void store_both(bf16* out, Vec first, Vec second) {
+#ifdef __AVX512BF16__
+  // Zeroes what is subnormal, as every product of this variant does with it anyway.
+  _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v));
+#else
+  first.store(out);
+  second.store(out + 16);
+#endif
+}
 
 // Rounds to bf16 (nearest even) and interleaves: pair i is even[i], odd[i].
 inline void store_interleaved(bf16* out, Vec even, Vec odd) {

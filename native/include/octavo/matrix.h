@@ -7,10 +7,8 @@
 // Plain panels hold values in the matrix's dtype; their steps are padded to whole blocks of 16 (64 bytes of packed
 // activations, and the depth of an AMX tile):
 //   bfloat16: a step is 2 k, a vector [16 columns][2 k];   float32: a step is 1 k, a vector [16 columns]
-// Block panels keep the integers of a block type, and serve bfloat16 and int8 activations. A step is a group of 32 k:
-//   4-bit codes: 4 x (vector vector), byte b of column c of vector j has k = 4j + b in its low half, 4(j + 4) + b in
-//   its high one;   8-bit codes: 8 x (vector vector), byte b of vector j has k = 4j + b; then for each scale of a group
-//   [32] scales, then [32] minimums where the type has them.
+// Block panels keep the integers of a block type. A step is a group of 32 k: first the codes, as the products want them
+// (see CodePlace), then for each scale of a group [32] scales, then [32] minimums where the type has them.
 #pragma once
 
 #include <string>
@@ -46,6 +44,28 @@ enum class Storage {
 };
 
 Storage parse_storage(std::string_view name);  // throws std::invalid_argument
+
+// Where in a group of a block panel the code of column c and k = i stands: a byte, and in it a shift.
+//
+// For int8 activations, in dwords of four k, as vpdpbusd takes them: vector pair j holds k = 4j … 4j + 3 of its 32
+// columns; with 4-bit codes in the low halves, k = 4(j + 4) … in the high ones.
+// For bfloat16, in the order of the pairs into which they are unpacked: lanes are [8 columns][2 k], a dword holds the
+// codes of 8 (or, of 8 bits, 4) steps of 2 k.
+struct CodePlace {
+  int64_t byte;
+  int shift;
+
+  static CodePlace in_dwords(int bits, int64_t c, int64_t i) {
+    const int64_t j = bits == 4 ? i / 4 % 4 : i / 4;
+    return {(j * 32 + c) * 4 + i % 4, bits == 4 && i >= 16 ? 4 : 0};
+  }
+  static CodePlace in_pairs(int bits, int64_t c, int64_t i) {
+    const int64_t steps = 32 / bits, step = i / 2, lane = c % 8 * 2 + i % 2;
+    const int64_t vector = (c / 16 * (16 / steps) + step / steps) * 2 + c / 8 % 2;
+    const int64_t bit = step % steps * bits;
+    return {vector * 64 + lane * 4 + bit / 8, static_cast<int>(bit % 8)};
+  }
+};
 
 template <class Format>
 struct PanelGroup {
@@ -83,6 +103,9 @@ class Matrix {
   int64_t num_groups() const { return divide_up(columns_, kGroup); }
 
   bool has_blocks() const { return !sections_.empty(); }
+  CodePlace code_place(int bits, int64_t c, int64_t i) const {
+    return dtype_ == DType::kInt8 ? CodePlace::in_dwords(bits, c, i) : CodePlace::in_pairs(bits, c, i);
+  }
   SourceType block_type(int64_t p) const { return section(p).type; }
   const uint8_t* block_panel(int64_t p) const {
     const Section& s = section(p);
