@@ -51,29 +51,41 @@ double measure_bandwidth(ThreadPool& pool, size_t bytes) {
 
 namespace {
 
-// Operations per second of `multiply(operands, panel, out)`, which computes [rows][32] over `steps` steps, all in
-// cache.
+// Values that are nothing special. A multiplier of zeros takes less power, and a machine that is limited by power would
+// show more than twice the rate that it has for numbers.
+float some_value(uint32_t i) { return static_cast<float>(i * 2654435761u >> 8) * 0x1p-23f - 1.0f; }
+
+void set(float* to, float x) { *to = x; }
+void set(bf16* to, float x) { *to = to_bf16(x); }
+
+constexpr int64_t kSteps = 96;  // operands and panel lie in the first cache together
+
+// Operations per second of `multiply(operands, panel, out)`, which computes [rows][32] over kSteps steps, long enough
+// for the clock to settle.
 template <class Tile, class Multiply>
-double measure_panel(ThreadPool& pool, int64_t rows, int64_t steps, Multiply multiply) {
-  constexpr int64_t kRepeats = 400, kColumns = Matrix::kPanelColumns;
+double measure_panel(ThreadPool& pool, int64_t rows, Multiply multiply) {
+  constexpr int64_t kRepeats = 100000, kColumns = Matrix::kPanelColumns, kDepth = kSteps * Tile::kStep;
   const double seconds = seconds_of(pool, [&](int) {
+    struct Values;
     struct Operands;
     struct Panel;
     struct Out;
-    const auto* operands = scratch<Operands, typename Tile::Operand>(rows * steps);
-    const auto* panel = scratch<Panel, typename Tile::Weight>(steps * kColumns * Tile::kStep);
+    float* values = scratch<Values, float>(rows * kDepth);
+    auto* operands = scratch<Operands, typename Tile::Operand>(rows * kSteps);
+    auto* panel = scratch<Panel, typename Tile::Weight>(kDepth * kColumns);
     float* out = scratch<Out, float>(rows * kColumns);
+    for (int64_t i = 0; i < rows * kDepth; ++i) values[i] = some_value(static_cast<uint32_t>(i));
+    for (int64_t r = 0; r < rows; ++r) pack_row<Tile>(values + r * kDepth, kDepth, rows, operands + r * kBlockSteps);
+    for (int64_t i = 0; i < kDepth * kColumns; ++i) set(panel + i, some_value(static_cast<uint32_t>(7 * i + 1)));
     for (int64_t i = 0; i < kRepeats; ++i) multiply(operands, panel, out);
   });
-  return 2.0 * static_cast<double>(rows * kColumns * Tile::kStep * steps * kRepeats * pool.size()) / seconds;
+  return 2.0 * static_cast<double>(rows * kColumns * kDepth * kRepeats * pool.size()) / seconds;
 }
-
-constexpr int64_t kSteps = 512;
 
 template <class Tile>
 double measure_vectors(ThreadPool& pool) {
   constexpr int R = kTileRows, V = kTileVectors;
-  return measure_panel<Tile>(pool, R, kSteps, [](const auto* operands, const auto* panel, float* out) {
+  return measure_panel<Tile>(pool, R, [](const auto* operands, const auto* panel, float* out) {
     for (int64_t first = 0; first < Matrix::kPanelColumns / 16; first += V) {
       Vec acc[R][V];
       const typename Tile::Weight* weights[V];
@@ -89,7 +101,7 @@ double measure_vectors(ThreadPool& pool) {
 
 double measure_bfloat16(ThreadPool& pool) {
 #ifdef __AMX_BF16__
-  return measure_panel<BFloat16Tile>(pool, kAmxRows, kSteps, [](const auto* operands, const auto* panel, float* out) {
+  return measure_panel<BFloat16Tile>(pool, kAmxRows, [](const auto* operands, const auto* panel, float* out) {
     const AmxSession session;
     AmxAccumulators::zero();
     AmxAccumulators::add(kAmxRows, operands, panel, kSteps / kBlockSteps, {});
@@ -101,14 +113,18 @@ double measure_bfloat16(ThreadPool& pool) {
 }
 
 double measure_int8(ThreadPool& pool) {
-  constexpr int64_t kPasses = 200000;
+  constexpr int64_t kPasses = 2000000;
   std::vector<int64_t> products(pool.size());
   const double seconds = seconds_of(pool, [&](int index) {
     struct Rows;
     struct Columns;
     struct Sums;
-    products[index] = multiply_bytes(scratch<Rows, uint8_t>(kByteOperands), scratch<Columns, uint8_t>(kByteOperands),
-                                     kPasses, scratch<Sums, uint8_t>(kByteSums));
+    uint8_t *rows = scratch<Rows, uint8_t>(kByteOperands), *columns = scratch<Columns, uint8_t>(kByteOperands);
+    for (int64_t i = 0; i < kByteOperands; ++i) {
+      rows[i] = static_cast<uint8_t>(128 + 127 * some_value(static_cast<uint32_t>(i)));
+      columns[i] = static_cast<uint8_t>(128 + 127 * some_value(static_cast<uint32_t>(7 * i + 1)));
+    }
+    products[index] = multiply_bytes(rows, columns, kPasses, scratch<Sums, uint8_t>(kByteSums));
   });
   return 2.0 * static_cast<double>(products[0] * pool.size()) / seconds;
 }

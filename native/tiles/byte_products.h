@@ -10,8 +10,8 @@
 
 namespace octavo {
 
-// As many bytes as the other yardsticks' panels have, in the second cache.
-inline constexpr int64_t kByteOperands = 65536;
+// As many bytes as lie in the first cache together with as many others.
+inline constexpr int64_t kByteOperands = 16384;
 
 // Adds up products of `columns` and `rows` (kByteOperands each), over and over, in `steps` steps; the sums go to `out`
 // (kByteSums). Returns how many products there were.

@@ -16,15 +16,17 @@ struct GroupUnpacker {
   using Scale = typename Format::Scale;
   static constexpr int64_t kStep = Group::kColumns * 2;  // bf16 of a step
 
-  // out [16 steps][32 columns][2].
-  static void unpack(const uint8_t* group, bf16* out) {
+  // out [16 steps][32 columns][2]. Every line that is read is followed by a fetch of the one `ahead` bytes behind it.
+  static void unpack(const uint8_t* group, int64_t ahead, bf16* out) {
 #pragma GCC unroll 2
-    for (int64_t v = 0; v < 2; ++v) unpack_columns(group, v, out + v * 32);
+    for (int64_t v = 0; v < 2; ++v) unpack_columns(group, v, ahead, out + v * 32);
+    for (int64_t line = Group::kCodeBytes; line < Group::kBytes; line += 64)
+      __builtin_prefetch(group + ahead + line, 0, 2);
   }
 
  private:
   // The columns of vector v of a step.
-  static void unpack_columns(const uint8_t* group, int64_t v, bf16* out) {
+  static void unpack_columns(const uint8_t* group, int64_t v, int64_t ahead, bf16* out) {
     const auto* scales = reinterpret_cast<const Scale*>(group + Group::kCodeBytes) + v * 16;
     Vec scale[2][Format::kScales], offset[2][Format::kScales];  // of the first and the last eight columns
 #pragma GCC unroll 2
@@ -41,6 +43,8 @@ struct GroupUnpacker {
     for (int64_t j = 0; j < 16 / kSteps; ++j) {
       const uint8_t* vectors = group + (v * 16 / kSteps + j) * 128;
       const Codes first = Codes::load(vectors), second = Codes::load(vectors + 64);
+      __builtin_prefetch(vectors + ahead, 0, 2);
+      __builtin_prefetch(vectors + ahead + 64, 0, 2);
       const auto step = [&]<int kStepOfDword>() __attribute__((always_inline)) {
         const int64_t s = j * kSteps + kStepOfDword, i = s * Format::kScales / 16;
         store_both(out + s * kStep, fma(code<kStepOfDword>(first), scale[0][i], offset[0][i]),
@@ -68,8 +72,7 @@ inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_
     constexpr int64_t kBytes = PanelGroup<Format>::kBytes;
     const uint8_t* group = weight.block_panel(p) + begin * kBytes;
     for (int64_t g = begin; g < end; ++g, group += kBytes, out += 16 * Unpacker::kStep) {
-      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(group + ahead + line, 0, 3);
-      Unpacker::unpack(group, out);
+      Unpacker::unpack(group, ahead, out);
     }
   });
 }

@@ -33,7 +33,7 @@ from octavo.request import FinishReason, Request, RequestStatus
 # Prompt tokens of a step that several prompts share. Their ends come one after the other then, and the mean first token
 # sooner, where one large step would give all of them last. Fewer would cost more than they gain: each step reads all
 # weights.
-MAX_SHARED_TOKENS = 512
+MAX_SHARED_TOKENS = 1024
 
 
 class Scheduler:
