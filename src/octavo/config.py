@@ -55,7 +55,7 @@ class EngineConfig:
     revision: str | None = option(None, "branch, tag or commit of a hub model")
     dtype: str = option(
         "auto",
-        "compute type; auto follows the checkpoint (float32 stays float32, all else is bfloat16)",
+        "compute type; auto: float32 for a float32 checkpoint that is not quantised at load, else bfloat16",
         choices=("auto", "float32", "float", "bfloat16"),
     )
     load_format: str = option(
@@ -64,11 +64,13 @@ class EngineConfig:
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     quantization: str | None = option(
-        None, "quantise the weights at load: to 8 bits, or 4 (embedding and head 8)", choices=("int8", "int4")
+        None,
+        "quantise the weights at load, in groups of 32: int8, or int4 (embedding and head: int8)",
+        choices=("int8", "int4"),
     )
     activation_dtype: str = option(
         "auto",
-        "what the inputs of products with quantised weights are rounded to; auto: what is best on this machine",
+        "what the inputs of products with quantised weights are rounded to; auto: bfloat16 with AMX, else int8",
         choices=("auto", "bfloat16", "int8"),
     )
     max_model_len: int | Literal["auto"] | None = option(
@@ -85,7 +87,7 @@ class EngineConfig:
     block_size: int = option(16, "tokens in a KV block, a multiple of 16", unit="tokens")
     kv_cache_dtype: str = option(
         "auto",
-        "type of K and V; auto: the compute type; int8: half of bfloat16's memory and traffic",
+        "type of K and V; auto: the compute type; int8: codes with scales, about half of bfloat16's memory",
         choices=("auto", "float32", "bfloat16", "int8"),
     )
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")

@@ -43,12 +43,12 @@ def test_quantised_at_load() -> None:
     ("options", "message"),
     [
         ({"quantization": "int8", "has_blocks": True}, "the checkpoint is quantised already"),
-        ({"quantization": "int4", "dtype": "float32"}, "need dtype bfloat16 or auto"),
+        ({"quantization": "int4", "dtype": "float32"}, "need dtype auto or bfloat16"),
         (
             {"activation_dtype": "int8"},
             "activation_dtype is 'int8', but the weights are bfloat16; allowed: auto, bfloat16",
         ),
-        ({"activation_dtype": "bfloat16", "dtype": "float32"}, "allowed: auto, float32"),
+        ({"activation_dtype": "bfloat16", "dtype": "float32"}, "the weights are float32; allowed: auto$"),
     ],
 )
 def test_contradictions(options: dict[str, Any], message: str) -> None:

@@ -36,14 +36,22 @@ def one_request(num_tokens: int, block_size: int, token_ids: Sequence[int]) -> B
 
 
 def reference_logits(
-    path: Path, token_ids: Sequence[int], dtype: DType = "float32", max_model_len: int | None = None
+    path: Path,
+    token_ids: Sequence[int],
+    dtype: DType = "float32",
+    max_model_len: int | None = None,
+    formats: WeightFormats | None = None,
 ) -> Logits:
-    """float32 [T, vocab] by the reference ops."""
+    """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain."""
     checkpoint = open_checkpoint(path)
     config = ModelConfig.from_hf(checkpoint.config)
     backend, ops = ReferenceBackend(), ReferenceOps()
     model = load_model(
-        checkpoint, config, backend, WeightFormats.plain(dtype), max_model_len or config.max_position_embeddings
+        checkpoint,
+        config,
+        backend,
+        formats or WeightFormats.plain(dtype),
+        max_model_len or config.max_position_embeddings,
     )
     batch = one_request(len(token_ids), 16, token_ids)
     caches = [

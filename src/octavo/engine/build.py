@@ -62,7 +62,7 @@ def build_engine(config: EngineConfig) -> Engine:
 
 def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
     if config.dtype == "auto":
-        return checkpoint.dtype
+        return "bfloat16" if config.quantization else checkpoint.dtype
     return "float32" if config.dtype in ("float", "float32") else "bfloat16"
 
 

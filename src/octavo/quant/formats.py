@@ -72,12 +72,13 @@ def choose_formats(
     quantised = quantization is not None or (has_blocks and dtype != "float32")
     if quantization is not None and dtype == "float32":
         raise ConfigError(
-            f"quantization is {quantization!r} and dtype is 'float32'; quantised weights need dtype bfloat16 or auto",
+            f"quantization is {quantization!r} and dtype is 'float32'; quantised weights need dtype auto or bfloat16",
             param="quantization",
         )
     if activation_dtype != "auto" and not quantised and activation_dtype != dtype:
         raise ConfigError(
-            f"activation_dtype is {activation_dtype!r}, but the weights are {dtype}; allowed: auto, {dtype}",
+            f"activation_dtype is {activation_dtype!r}, but the weights are {dtype}; "
+            f"allowed: {'auto' if dtype == 'float32' else 'auto, bfloat16'}",
             param="activation_dtype",
         )
     if not quantised:
