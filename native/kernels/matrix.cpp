@@ -188,20 +188,19 @@ void Matrix::pack_block_panel(int64_t p, const CodedRow& coded_rows) {
   with_block_format(block_type(p), [&]<class Format>(Format) {
     using Group = PanelGroup<Format>;
     using Scale = typename Format::Scale;
-    uint8_t* group = const_cast<uint8_t*>(block_panel(p));
-    for (int64_t g = 0; g < num_groups(); ++g, group += Group::kBytes) {
-      auto* scales = reinterpret_cast<Scale*>(group + Group::kCodeBytes);
-      auto* minimums = reinterpret_cast<Scale*>(group + Group::kCodeBytes + Group::kScaleBytes);
-      for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
-        const CodedRow row = row_of_panel(coded_rows, c, num_groups(), Format::kScales);
-        const uint8_t* codes = row.codes + g * kGroup;
-        for (int64_t i = 0; i < kGroup; ++i) {
-          const CodePlace place = code_place(Format::kBits, c, i);
-          group[place.byte] |= static_cast<uint8_t>(codes[i] << place.shift);
-        }
+    CodePlace places[kGroup];  // of column 0; another column's bytes are all as far from these
+    for (int64_t i = 0; i < kGroup; ++i) places[i] = CodePlace::of(dtype_, Format::kBits, 0, i);
+    for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
+      const CodedRow row = row_of_panel(coded_rows, c, num_groups(), Format::kScales);
+      uint8_t* group = const_cast<uint8_t*>(block_panel(p));
+      for (int64_t g = 0; g < num_groups(); ++g, group += Group::kBytes) {
+        uint8_t* column = group + CodePlace::of(dtype_, Format::kBits, c, 0).byte;
+        for (int64_t i = 0; i < kGroup; ++i)
+          column[places[i].byte] |= static_cast<uint8_t>(row.codes[g * kGroup + i] << places[i].shift);
+        auto* scales = reinterpret_cast<Scale*>(group + Group::kCodeBytes);
         for (int64_t i = 0; i < Format::kScales; ++i)
           scales[i * kColumns + c] = static_cast<Scale>(row.scales[g * Format::kScales + i]);
-        if (Format::kMinimum) minimums[c] = static_cast<Scale>(row.minimums[g]);
+        if (Format::kMinimum) scales[Format::kScales * kColumns + c] = static_cast<Scale>(row.minimums[g]);
       }
     }
   });
@@ -229,7 +228,7 @@ void Matrix::row(int64_t n, float* out) const {
   if (has_blocks()) {
     with_block_format(block_type(p), [&]<class Format>(Format) {
       for (int64_t k = 0; k < columns_; ++k)
-        out[k] = block_value<Format>(block_panel(p), c, k, code_place(Format::kBits, c, k % kGroup));
+        out[k] = block_value<Format>(block_panel(p), c, k, CodePlace::of(dtype_, Format::kBits, c, k % kGroup));
     });
   } else if (dtype_ == DType::kFloat32) {
     const float* in = panel<float>(p) + c;

@@ -1,34 +1,40 @@
 // Quantisation at load: rows of floats to codes, scales and minimums (see octavo/blocks.h).
 #include <algorithm>
-#include <cmath>
+#include <cstring>
+#include <limits>
 #include <stdexcept>
 
 #include "octavo/blocks.h"
+#include "tiles/vec.h"
 
 namespace octavo {
 namespace {
 
+constexpr int64_t kVectors = kGroup / 16;
+
 float to_half_and_back(float x) { return static_cast<float>(static_cast<half>(x)); }
 
-// The code whose value is nearest to x; ties go to the even one. A scale of zero (a group of equal values, or of values
-// too small for a half) makes all codes `zero`.
-uint8_t nearest_code(float x, float scale, int zero, int low, int high) {
-  const float steps = scale == 0.0f ? 0.0f : std::nearbyint(x / scale);
-  return static_cast<uint8_t>(std::clamp(static_cast<int>(steps) + zero, low, high));
+// Codes of x / scale, to the nearest (ties to even) within [low, high]. A scale of zero (a group of equal values, or of
+// values too small for a half) makes them all zero.
+void write_codes(const Vec (&x)[kVectors], float scale, float low, float high, uint8_t* codes) {
+  const Vec divisor = Vec::set1(scale == 0.0f ? std::numeric_limits<float>::infinity() : scale);
+  for (int64_t v = 0; v < kVectors; ++v)
+    min(max(round(x[v] / divisor), Vec::set1(low)), Vec::set1(high))
+        .store_int8(reinterpret_cast<int8_t*>(codes) + v * 16);
 }
 
-void quantise_symmetric(const float* x, int64_t count, uint8_t* codes, float* scale) {
-  float largest = 0;
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(x[i]));
-  *scale = to_half_and_back(largest / 127);
-  for (int64_t i = 0; i < count; ++i) codes[i] = nearest_code(x[i], *scale, 128, 1, 255);
+void quantise_symmetric(const Vec (&x)[kVectors], uint8_t* codes, float* scale) {
+  *scale = to_half_and_back(largest(max(abs(x[0]), abs(x[1]))) / 127.0f);
+  write_codes(x, *scale, -127.0f, 127.0f, codes);
+  for (int64_t i = 0; i < kGroup; ++i) codes[i] ^= 0x80;  // + 128
 }
 
-void quantise_between(const float* x, int64_t count, uint8_t* codes, float* scale, float* minimum) {
-  const auto [low, high] = std::minmax_element(x, x + count);
-  *scale = to_half_and_back((*high - *low) / 15);
-  *minimum = to_half_and_back(*low);
-  for (int64_t i = 0; i < count; ++i) codes[i] = nearest_code(x[i] - *minimum, *scale, 0, 0, 15);
+void quantise_between(const Vec (&x)[kVectors], uint8_t* codes, float* scale, float* minimum) {
+  const float high = largest(max(x[0], x[1])), low = -largest(Vec::zero() - min(x[0], x[1]));
+  *scale = to_half_and_back((high - low) / 15.0f);
+  *minimum = to_half_and_back(low);
+  const Vec above[kVectors] = {x[0] - Vec::set1(*minimum), x[1] - Vec::set1(*minimum)};
+  write_codes(above, *scale, 0.0f, 15.0f, codes);
 }
 
 }  // namespace
@@ -37,17 +43,16 @@ void quantise_row(SourceType type, const float* row, int64_t columns, CodedRow o
   if (type != SourceType::kQ8_0 && type != SourceType::kQ4_1)
     throw std::invalid_argument("floats can be quantised to Q8_0 and Q4_1 only");
   for (int64_t group = 0; group * kGroup < columns; ++group) {
-    const float* x = row + group * kGroup;
+    float values[kGroup];  // what the last group lacks repeats its last value
     const int64_t count = std::min(kGroup, columns - group * kGroup);
-    uint8_t* codes = out.codes + group * kGroup;
+    std::memcpy(values, row + group * kGroup, count * sizeof(float));
+    std::fill(values + count, values + kGroup, values[count - 1]);
+    const Vec x[kVectors] = {Vec::load(values), Vec::load(values + 16)};
     out.minimums[group] = 0.0f;
-    if (type == SourceType::kQ8_0) {
-      quantise_symmetric(x, count, codes, out.scales + group);
-      std::fill(codes + count, codes + kGroup, uint8_t{128});
-    } else {
-      quantise_between(x, count, codes, out.scales + group, out.minimums + group);
-      std::fill(codes + count, codes + kGroup, uint8_t{0});
-    }
+    if (type == SourceType::kQ8_0)
+      quantise_symmetric(x, out.codes + group * kGroup, out.scales + group);
+    else
+      quantise_between(x, out.codes + group * kGroup, out.scales + group, out.minimums + group);
   }
 }
 

@@ -65,6 +65,9 @@ struct CodePlace {
     const int64_t bit = step % steps * bits;
     return {vector * 64 + lane * 4 + bit / 8, static_cast<int>(bit % 8)};
   }
+  static CodePlace of(DType activations, int bits, int64_t c, int64_t i) {
+    return activations == DType::kInt8 ? in_dwords(bits, c, i) : in_pairs(bits, c, i);
+  }
 };
 
 template <class Format>
@@ -103,9 +106,6 @@ class Matrix {
   int64_t num_groups() const { return divide_up(columns_, kGroup); }
 
   bool has_blocks() const { return !sections_.empty(); }
-  CodePlace code_place(int bits, int64_t c, int64_t i) const {
-    return dtype_ == DType::kInt8 ? CodePlace::in_dwords(bits, c, i) : CodePlace::in_pairs(bits, c, i);
-  }
   SourceType block_type(int64_t p) const { return section(p).type; }
   const uint8_t* block_panel(int64_t p) const {
     const Section& s = section(p);
