@@ -74,7 +74,7 @@ def _show_model(checkpoint: Checkpoint, model: ModelConfig, engine: Engine) -> N
         ),
         "vocabulary": f"{model.vocab_size:,}" + (", embeddings tied" if model.tie_word_embeddings else ""),
         "context": f"{info.max_model_len:,} tokens, rope {model.rope.type} with base {model.rope.theta:g}",
-        "compute": f"{info.dtype} on {info.isa}, {info.num_threads} threads",
+        "compute": f"{info.arithmetic} on {info.isa}, {info.num_threads} threads",
     }
     name, _, plan = info.memory_plan.partition(": ")
     rows[name] = plan

@@ -22,7 +22,7 @@ from octavo.models.registry import Model, model_class
 from octavo.ops import isa
 from octavo.ops.api import CacheDType, DType
 from octavo.ops.cpu import CpuBackend
-from octavo.quant.formats import choose_formats
+from octavo.quant.formats import WeightFormats, choose_formats
 from octavo.runtime.memory import MemoryPlan, available_memory, plan_memory, workspace_bytes
 from octavo.runtime.program import EagerExecutor, ProgramExecutor
 from octavo.runtime.runner import Executor, Runner
@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig) -> Engine:
     ]
     sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
     runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler)
-    return Engine(_scheduler(config, plan), runner, _info(config, model_config, dtype, backend, plan))
+    return Engine(_scheduler(config, plan), runner, _info(config, model_config, dtype, formats, backend, plan))
 
 
 def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
@@ -85,7 +85,14 @@ def _scheduler(config: EngineConfig, plan: MemoryPlan) -> Scheduler:
     )
 
 
-def _info(config: EngineConfig, model: ModelConfig, dtype: DType, backend: CpuBackend, plan: MemoryPlan) -> EngineInfo:
+def _info(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: DType,
+    formats: WeightFormats,
+    backend: CpuBackend,
+    plan: MemoryPlan,
+) -> EngineInfo:
     return EngineInfo(
         max_model_len=plan.max_model_len,
         vocab_size=model.vocab_size,
@@ -95,6 +102,7 @@ def _info(config: EngineConfig, model: ModelConfig, dtype: DType, backend: CpuBa
         isa=backend.variant,
         num_threads=backend.num_threads,
         memory_plan=str(plan),
+        arithmetic=str(formats.layers),
         cache_config={
             "block_size": str(plan.block_size),
             "num_gpu_blocks": str(plan.num_blocks),

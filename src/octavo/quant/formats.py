@@ -35,6 +35,12 @@ class MatrixFormat:
     dtype: ActivationDType  # what a product's inputs are rounded to
     storage: Storage
 
+    def __str__(self) -> str:
+        if self.storage == "plain":
+            return self.dtype
+        weights = "packed blocks" if self.storage == "blocks" else f"{self.storage} weights"
+        return f"{weights}, {self.dtype} activations"
+
     def bits(self, source_type: str) -> float:
         """Bits of a packed value that comes from a checkpoint tensor of this type."""
         if self.storage == "int8":

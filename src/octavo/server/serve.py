@@ -156,7 +156,7 @@ def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     name = app.state.front.model_names[0]
     defaults = ", ".join(f"{key}={value}" for key, value in llm.default_sampling_params.items()) or "neutral"
-    _say(f"octavo {__version__}: {name} in {llm.info.dtype} on {llm.info.isa}, {llm.info.num_threads} threads")
+    _say(f"octavo {__version__}: {name} in {llm.info.arithmetic} on {llm.info.isa}, {llm.info.num_threads} threads")
     _say(llm.info.memory_plan)
     _say(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
     _say(f"ready on {url}; try")

@@ -111,7 +111,7 @@ def run(argv: list[str]) -> int:
                 ]
                 whole = Divergence(*(np.concatenate(column) for column in zip(*map(_columns, parts), strict=True)))
                 results[setting][name] = whole.figures()
-            results[setting]["compute"] = f"{llm.info.dtype} on {llm.info.isa}"
+            results[setting]["compute"] = f"{llm.info.arithmetic} on {llm.info.isa}"
     _show(config, results)
     write_json(args, {"settings": results}, config)
     return 0
