@@ -43,11 +43,19 @@ void multiply_panels(const RowBlocks& blocks, const typename Tile::Operand* oper
   }
 }
 
+// Rows that are packed together.
+template <class Tile>
+int64_t rows_at_once(int64_t columns) {
+  using Kernel = PanelKernel<Tile>;
+  const int64_t bytes_per_row = num_operands<Tile>(1, columns) * sizeof(typename Tile::Operand);
+  const int64_t blocks = Kernel::kCacheBytes / bytes_per_row / Kernel::kRows;
+  return std::clamp(blocks * Kernel::kRows, 2 * Kernel::kRows, Kernel::kMaxRowsAtOnce);
+}
+
 // One row block more than is filled: an AMX tile always reads all of its rows.
 template <class Tile>
 size_t operand_bytes(int64_t rows, int64_t columns) {
-  using Kernel = PanelKernel<Tile>;
-  return num_operands<Tile>(std::min(rows, Kernel::kRowsAtOnce) + Kernel::kRows, columns) *
+  return num_operands<Tile>(std::min(rows, rows_at_once<Tile>(columns)) + PanelKernel<Tile>::kRows, columns) *
          sizeof(typename Tile::Operand);
 }
 
@@ -57,8 +65,9 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
   using Kernel = PanelKernel<Tile>;
   using Operand = typename Tile::Operand;
   struct OwnOperands;
-  for (int64_t first = 0; first < x.rows; first += Kernel::kRowsAtOnce) {
-    const int64_t rows = std::min(Kernel::kRowsAtOnce, x.rows - first);
+  const int64_t at_once = rows_at_once<Tile>(x.columns);
+  for (int64_t first = 0; first < x.rows; first += at_once) {
+    const int64_t rows = std::min(at_once, x.rows - first);
     const RowBlocks blocks{first, rows, divide_up(rows, Kernel::kRows)};
 #ifdef __AMX_BF16__
     const AmxSession session(AmxShapes::accumulators(divide_up(rows, blocks.num_blocks)));

@@ -28,14 +28,14 @@ struct RowBlocks {
   int64_t height(int64_t b) const { return begin(b + 1) - begin(b); }
 };
 
-// How a tile type multiplies. kRows: of a block. kRowsAtOnce: that are packed together; their operands (K = 1536:
-// 300 KB in bf16) stay in a 1 MB L2.
+// How a tile type multiplies. kRows: of a block. Of the rows that are packed together, the operands fill kCacheBytes of
+// the L2 at most.
 template <class Tile>
 struct PanelKernel {
   using Operand = typename Tile::Operand;
   using Weight = typename Tile::Weight;
-  static constexpr int64_t kRows = kTileRows, kRowsAtOnce = 96;
-  static_assert(kRowsAtOnce % kRows == 0);
+  static constexpr int64_t kRows = kTileRows, kMaxRowsAtOnce = 96, kCacheBytes = 1 << 19;
+  static_assert(kMaxRowsAtOnce % kRows == 0);
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 
   // tiles [block][kRows][32] = all blocks times panel p.
@@ -114,7 +114,7 @@ struct PanelKernel {
 // panel is taken in chunks of K, 12 KB of weights, each for all blocks of rows before the next.
 template <>
 struct PanelKernel<BFloat16Tile> {
-  static constexpr int64_t kRows = kAmxRows, kRowsAtOnce = 256;
+  static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 
   static void multiply(const RowBlocks& blocks, const PairOperand* operands, const Matrix& weight, int64_t p,
