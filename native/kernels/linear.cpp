@@ -33,13 +33,15 @@ void multiply_panels(const RowBlocks& blocks, const typename Tile::Operand* oper
   const int64_t tiles_of_panel = blocks.num_blocks * Kernel::kTileSize;
   float* tiles = scratch<Tiles, float>(Finish::kPanels * tiles_of_panel);
   for (int64_t p = panels.begin; p < panels.end; ++p) {
-    for (int64_t i = 0; i < Finish::kPanels; ++i)
-      Kernel::multiply(blocks, operands, weight, p + i * panel_stride, tiles + i * tiles_of_panel);
-    for (int64_t b = 0; b < blocks.num_blocks; ++b) {
+    const auto finish_block = [&](int64_t b) {
       const float* finished[Finish::kPanels];
       for (int64_t i = 0; i < Finish::kPanels; ++i) finished[i] = tiles + i * tiles_of_panel + b * Kernel::kTileSize;
       finish(finished, blocks.first + blocks.begin(b), blocks.height(b), p);
-    }
+    };
+    for (int64_t i = 0; i + 1 < Finish::kPanels; ++i)
+      Kernel::multiply(blocks, operands, weight, p + i * panel_stride, tiles + i * tiles_of_panel, [](int64_t) {});
+    constexpr int64_t kLast = Finish::kPanels - 1;
+    Kernel::multiply(blocks, operands, weight, p + kLast * panel_stride, tiles + kLast * tiles_of_panel, finish_block);
   }
 }
 

@@ -15,14 +15,40 @@ struct StoreTile {
   View out;
 
   void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
-    constexpr int64_t kColumns = Matrix::kPanelColumns;
-    for (int64_t v = 0; v < kColumns / 16; ++v) {
-      const int64_t column = panel * kColumns + v * 16;
+    const int64_t column = panel * Matrix::kPanelColumns;
+    if (column + Matrix::kPanelColumns > weight.rows() || weight.bias())
+      store_carefully(tiles[0], first_row, rows, column);
+    else if (residual)
+      store<true>(tiles[0], first_row, rows, column);
+    else
+      store<false>(tiles[0], first_row, rows, column);
+  }
+
+ private:
+  template <bool kResidual>
+  void store(const float* tile, int64_t first_row, int64_t rows, int64_t column) const {
+    for (int64_t r = 0; r < rows; ++r, tile += Matrix::kPanelColumns) {
+      float* to = out.row(first_row + r) + column;
+      Vec first = Vec::load(tile), second = Vec::load(tile + 16);
+      if constexpr (kResidual) {
+        const float* added = residual->row(first_row + r) + column;
+        first = Vec::load(added) + first;
+        second = Vec::load(added + 16) + second;
+      }
+      first.store(to);
+      second.store(to + 16);
+    }
+  }
+
+  // With a bias, or columns beyond N.
+  void store_carefully(const float* tile, int64_t first_row, int64_t rows, int64_t first_column) const {
+    for (int64_t v = 0; v < Matrix::kPanelColumns; v += 16) {
+      const int64_t column = first_column + v;
       const int n = static_cast<int>(std::min<int64_t>(16, weight.rows() - column));
       if (n <= 0) return;
       const Vec bias = weight.bias() ? Vec::load(weight.bias() + column, n) : Vec::zero();
       for (int64_t r = 0; r < rows; ++r) {
-        Vec y = Vec::load(tiles[0] + r * kColumns + v * 16);
+        Vec y = Vec::load(tile + r * Matrix::kPanelColumns + v);
         if (weight.bias()) y = y + bias;
         if (residual) y = Vec::load(residual->row(first_row + r) + column, n) + y;
         y.store(out.row(first_row + r) + column, n);

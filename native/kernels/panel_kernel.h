@@ -38,15 +38,17 @@ struct PanelKernel {
   static_assert(kMaxRowsAtOnce % kRows == 0);
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 
-  // tiles [block][kRows][32] = all blocks times panel p.
-  static void multiply(const RowBlocks& blocks, const Operand* operands, const Matrix& weight, int64_t p,
-                       float* tiles) {
+  // tiles [block][kRows][32] = all blocks times panel p. Calls done(b) when the tile of block b is complete.
+  template <class Done>
+  static void multiply(const RowBlocks& blocks, const Operand* operands, const Matrix& weight, int64_t p, float* tiles,
+                       const Done& done) {
     const Weight* panel = find_panel(weight, p);
     const int64_t steps = weight.num_steps();
     for (int64_t b = 0; b < blocks.num_blocks; ++b) {
       const Prefetch prefetch = weight.has_blocks() ? Prefetch{} : plan_prefetch(panel, steps, b, blocks);
       multiply_table(blocks.height(b), operands + num_operands<Tile>(blocks.begin(b), weight.columns()), panel, steps,
                      prefetch, tiles + b * kTileSize, std::make_index_sequence<kTileRows>());
+      done(b);
     }
   }
 
@@ -117,8 +119,9 @@ struct PanelKernel<BFloat16Tile> {
   static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 
+  template <class Done>
   static void multiply(const RowBlocks& blocks, const PairOperand* operands, const Matrix& weight, int64_t p,
-                       float* tiles) {
+                       float* tiles, const Done& done) {
     using Sums = AmxAccumulators;
     alignas(64) bf16 unpacked[kChunk * kBlockSize];
     const int64_t depth = weight.num_steps() / kBlockSteps;
@@ -141,8 +144,10 @@ struct PanelKernel<BFloat16Tile> {
         Sums::add(height, block + begin * height * kBlockSteps, weights, end - begin,
                   weight.has_blocks() ? Prefetch{} : plan_prefetch(weights, b, blocks.num_blocks));
         if (!one || end == depth) Sums::store(height, tile);
+        if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
       }
     }
+    done(blocks.num_blocks - 1);
   }
 
  private:
