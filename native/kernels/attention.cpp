@@ -136,8 +136,12 @@ class ItemKernel {
       for (int64_t i = 0; i < tiles.count; ++i) {
         const int8_t* codes = at(split.tiles[i]);
         tiles.tiles[i] = unpacked;
-        ahead.fetch(i);
-        for (int64_t pair = 0; pair < dims / 2; ++pair, codes += 32, unpacked += 32) unpack_pairs(codes, unpacked);
+        for (int64_t line = 0; line < dims / 4; ++line, codes += 64, unpacked += 64) {
+          ahead.fetch_line(i, line);
+          unpack_pairs(codes, unpacked);
+          unpack_pairs(codes + 32, unpacked + 32);
+        }
+        ahead.fetch_line(i, dims / 4);  // the scales
       }
     } else {
       tiles.ahead = ahead;

@@ -1,8 +1,7 @@
-// The two products of attention in bfloat16 on AMX: sixteen or thirty-two queries at once, in four accumulator tiles. A
-// KV tile is what the tile unit reads as it is: 32 dimensions of its keys are one weight tile, its values for sixteen
-// dimensions are half of one (eight pairs of tokens). Both products always use whole tiles in one order, so that a
-// query's bits do not depend on the others; rows that are not there are computed from what follows in memory and thrown
-// away.
+// The two products of attention in bfloat16 on AMX: up to thirty-two queries at once, in four accumulator tiles of as
+// many rows as there are queries. A KV tile is what the tile unit reads as it is: 32 dimensions of its keys are one
+// weight tile, its values for sixteen dimensions are half of one (eight pairs of tokens). A row of a product does not
+// depend on the others, and both products go through tokens and dimensions in one order, whatever the queries.
 #pragma once
 
 #include "kernels/attention_products.h"
@@ -16,14 +15,14 @@ struct Products<BFloat16Tile> {
   using Tiles = SplitTiles<BFloat16Tile>;
 
   static void multiply_keys(State& state, const Tiles& keys, const KVCache& cache) {
-    const AmxSession session;
+    const AmxSession session(AmxShapes::accumulators(state.num_queries));
     if (state.num_queries > 16)
       multiply_keys<true>(state, keys, cache.key_dims() / 32);
     else
       multiply_keys<false>(state, keys, cache.key_dims() / 32);
   }
   static void multiply_values(State& state, const Tiles& values, const KVCache& cache, float* out) {
-    const AmxSession session(value_shapes());
+    const AmxSession session(value_shapes(state.num_queries));
     if (state.num_queries > 16)
       multiply_values<true>(state, values, cache.value_dims(), out);
     else
@@ -34,10 +33,10 @@ struct Products<BFloat16Tile> {
   static constexpr int kRowBytes = kBlockSteps * sizeof(PairOperand);
 
   // Tiles 0 to 3 accumulate, 4 and 5 hold the probabilities of sixteen tokens, 6 and 7 their values.
-  static AmxShapes value_shapes() {
+  static AmxShapes value_shapes(int64_t num_queries) {
     constexpr int kPairs = kTileTokens / 2;
-    AmxShapes shapes = AmxShapes::full();
-    for (const int tile : {4, 5}) shapes.set(tile, 16, kPairs * sizeof(PairOperand));
+    AmxShapes shapes = AmxShapes::accumulators(num_queries);
+    for (const int tile : {4, 5}) shapes.set(tile, shapes.rows[tile], kPairs * sizeof(PairOperand));
     for (const int tile : {6, 7}) shapes.set(tile, kPairs, 64);
     return shapes;
   }

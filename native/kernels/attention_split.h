@@ -47,6 +47,10 @@ struct TilesAhead {
     if (i >= count) return;
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(tiles[i] + line, 0, 2);
   }
+  // One line of it: where there is time between, fetches in a burst would only wait for each other.
+  void fetch_line(int64_t i, int64_t line) const {
+    if (i < count && line * 64 < bytes) __builtin_prefetch(tiles[i] + line * 64, 0, 2);
+  }
 };
 
 // The keys or the values of a split, as the products read them, and what they fetch on the way.
@@ -117,8 +121,7 @@ inline void merge(const Result& into, const Result& part, int64_t first_query, i
   }
 }
 
-// Everything that an item works on, in one thread's scratch. "Query" here: one head of one token row. Rows are there
-// for kMaxQueries of them, whatever the item has: a multiply may read and write more rows than are meant.
+// Everything that an item works on, in one thread's scratch. "Query" here: one head of one token row.
 template <class Tile>
 struct ItemState {
   using Operand = typename Tile::Operand;
@@ -135,9 +138,9 @@ struct ItemState {
     struct ProbabilityScratch;
     struct ResultScratch;
     struct PartScratch;
-    queries = scratch<QueryScratch, Operand>(num_operands<Tile>(2 * kMaxQueries, cache.head_dim()));
+    queries = scratch<QueryScratch, Operand>(num_operands<Tile>(kMaxQueries, cache.head_dim()));
     scores = scratch<ScoreScratch, float>(kMaxQueries * kSplitTokens);
-    probabilities = scratch<ProbabilityScratch, Operand>(num_operands<Tile>(2 * kMaxQueries, kSplitTokens));
+    probabilities = scratch<ProbabilityScratch, Operand>(num_operands<Tile>(kMaxQueries, kSplitTokens));
     const int64_t dims = cache.value_dims(), size = Result::num_floats(kMaxQueries, dims);
     result = Result::at(scratch<ResultScratch, float>(size), kMaxQueries, dims);
     part = Result::at(scratch<PartScratch, float>(size), kMaxQueries, dims);
