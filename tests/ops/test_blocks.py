@@ -11,9 +11,10 @@ import pytest
 from octavo.ops import isa
 from octavo.ops.api import TensorSource
 from octavo.ops.cpu import CpuBackend, CpuOps
-from octavo.ops.decode import BLOCK_TYPES, BLOCKS, decode
+from octavo.ops.decode import BLOCK_TYPES, decode
 from octavo.ops.quantised import quantise_activations, quantise_weights
 from octavo.ops.reference import ReferenceBackend, ReferenceOps
+from support.blocks import random_blocks
 
 ROWS = (1, 2, 5, 6, 7, 13, 33, 70)
 
@@ -32,17 +33,7 @@ def activations(rows: int, columns: int, seed: int = 0):
 
 
 def block_source(type: str, rows: int, columns: int, seed: int = 1) -> TensorSource:
-    """Random blocks: any bits are a value, but the scales must be of a sensible size."""
-    values, size = BLOCKS[type]
-    rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
-    halves = (rng.uniform(0.5, 2, (len(blocks), 2)) / 256).astype(np.float16).view(np.uint8)
-    if type == "Q6_K":
-        blocks[:, 208:210] = halves[:, :2]
-    elif type in ("Q4_0", "Q5_0", "Q8_0"):
-        blocks[:, :2] = halves[:, :2]
-    else:
-        blocks[:, :4] = halves
+    blocks = random_blocks(type, rows, columns, np.random.default_rng(seed))
     return TensorSource("w", blocks.reshape(-1), type, (rows, columns))
 
 
@@ -59,14 +50,15 @@ def assert_close(actual, x, reference):
 
 
 @pytest.mark.parametrize("type", BLOCK_TYPES)
-def test_bfloat16_products_are_those_of_the_unpacked_matrix(backend, type):
-    source = block_source(type, 96, 768)
+@pytest.mark.parametrize("columns", [256, 768])  # 768 is a whole number of AMX's chunks
+def test_bfloat16_products_are_those_of_the_unpacked_matrix(backend, type, columns):
+    source = block_source(type, 96, columns)
     ops = CpuOps(backend)
     packed, plain = backend.matrix([source], "bfloat16", storage="blocks"), backend.matrix([source], "bfloat16")
     assert (packed.format, plain.format) == (type, "bfloat16")
     assert packed.nbytes < plain.nbytes
     for rows in ROWS:
-        x = activations(rows, 768, seed=rows)
+        x = activations(rows, columns, seed=rows)
         assert np.array_equal(ops.linear(x, packed), ops.linear(x, plain))
 
 
@@ -83,14 +75,14 @@ def test_int8_products(backend, type):
 @pytest.mark.parametrize("type", BLOCK_TYPES)
 def test_int8_products_have_the_same_bits_everywhere(type):
     """Integer sums are exact, and the rest has one order: no variant, thread or neighbouring row shows."""
-    source, x = block_source(type, 100, 768), activations(70, 768)
+    source, x = block_source(type, 100, 768), activations(250, 768)  # more rows than are packed together
     results = []
     for variant in isa.available():
         for threads in (1, 2):
             backend = CpuBackend(variant=variant, num_threads=threads)
             matrix, ops = backend.matrix([source], "int8", storage="blocks"), CpuOps(backend)
             whole = ops.linear(x, matrix)
-            for first, rows in ((0, 1), (3, 2), (10, 7), (20, 33)):
+            for first, rows in ((0, 1), (3, 2), (10, 7), (20, 33), (235, 10)):
                 assert np.array_equal(ops.linear(x[first : first + rows], matrix), whole[first : first + rows])
             results.append(whole)
     assert all(np.array_equal(result, results[0]) for result in results)
@@ -101,14 +93,15 @@ def test_int8_products_have_the_same_bits_everywhere(type):
 def test_quantised_at_load(backend, storage, n, k):
     source, ops = float_source(n, k), CpuOps(backend)
     values = quantise_weights(decode(source), storage)
-    for dtype in ("bfloat16", "int8"):
-        matrix = backend.matrix([source], dtype, storage=storage)
-        rows = ops.embedding(matrix, np.arange(n, dtype=np.int32))
-        assert np.array_equal(rows, values)
+    matrices = {dtype: backend.matrix([source], dtype, storage=storage) for dtype in ("bfloat16", "int8")}
+    for matrix in matrices.values():
+        assert np.array_equal(ops.embedding(matrix, np.arange(n, dtype=np.int32)), values)
+    unpacked = backend.matrix([replace(source, data=values.view(np.uint8).reshape(-1))], "bfloat16")
     reference = ReferenceBackend().matrix([source], "int8", storage=storage)
     for rows in (1, 4, 9):
         x = np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32)
-        assert_close(ops.linear(x, matrix), x, reference)
+        assert np.array_equal(ops.linear(x, matrices["bfloat16"]), ops.linear(x, unpacked))
+        assert_close(ops.linear(x, matrices["int8"]), x, reference)
 
 
 def test_quantised_values_are_near():
