@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <limits>
 
 #include "octavo/matrix.h"
 #include "octavo/memory.h"
@@ -73,7 +74,9 @@ struct Int8Rows {
     int8_t* to = codes + (g * rows + r) * kGroup;
     low_codes.store_int8(to);
     high_codes.store_int8(to + 16);
-    const float scale = highest / 127.0f;
+    // What is not a number is not lost in a code.
+    const bool numbers = (equal(low, low) & equal(high, high)) == 0xffff;
+    const float scale = numbers ? highest / 127.0f : std::numeric_limits<float>::quiet_NaN();
     const int32_t low_sum = integer_sum(low_codes), high_sum = integer_sum(high_codes);
     scales[g * rows + r] = scale;
     sums[g * rows + r] = scale * static_cast<float>(low_sum + high_sum);

@@ -1,7 +1,7 @@
 // The bfloat16 multiply on AMX: 32 rows by 32 columns in four accumulator tiles. Packed activations [block][row][64
 // bytes] and weight panels [step][32 columns][2 k] are what the tile unit reads as they are: a block of 16 steps is the
-// depth of a tile. One accumulator for each output, in order of k, whatever the number of rows: tiles are always
-// multiplied whole, and rows that are not there are computed from whatever follows in memory and thrown away.
+// depth of a tile. One accumulator for each output, in order of k, whatever the number of rows. Tiles have the rows of
+// the highest block (AmxShapes); what a lower one lacks is computed from whatever follows in memory and thrown away.
 #pragma once
 
 #include <immintrin.h>

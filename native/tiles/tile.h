@@ -59,12 +59,6 @@ void pack_row(const float* x, int64_t columns, int64_t rows, typename Tile::Oper
   }
 }
 
-// x [rows][columns] -> operands [block][rows][16].
-template <class Tile>
-void pack_rows(const float* x, int64_t stride, int64_t rows, int64_t columns, typename Tile::Operand* out) {
-  for (int64_t r = 0; r < rows; ++r) pack_row<Tile>(x + r * stride, columns, rows, out + r * kBlockSteps);
-}
-
 // What to fetch into the caches while a panel is multiplied: `bytes_per_step` from `from` on in each step.
 struct Prefetch {
   const char* from = nullptr;

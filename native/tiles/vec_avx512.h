@@ -1,4 +1,4 @@
-// Sixteen floats in one AVX-512 register. The only file of the float kernels with AVX-512 intrinsics.
+// Sixteen floats in one AVX-512 register: vectors, packed codes and pairs for the variants that have it.
 #pragma once
 
 #include <immintrin.h>

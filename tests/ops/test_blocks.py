@@ -162,6 +162,15 @@ def test_int8_activations_of_odd_rows(backend, row):
     np.testing.assert_allclose(CpuOps(backend).linear(x, matrix), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("columns", [[0], [7, 100], [20, 21, 22, 23], list(range(256))])
+def test_what_is_not_a_number_is_not_lost(backend, columns):
+    x = activations(3, 256)
+    x[1, columns] = np.nan
+    result = CpuOps(backend).linear(x, backend.matrix([block_source("Q4_1", 32, 256)], "int8", storage="blocks"))
+    assert np.isnan(result[1]).all()
+    assert np.isfinite(result[[0, 2]]).all()
+
+
 def test_only_known_storage(backend):
     with pytest.raises(ValueError, match="storage is 'int3'; allowed: plain, blocks, int8, int4"):
         backend.matrix([float_source(4, 32)], "int8", storage="int3")

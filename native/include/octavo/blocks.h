@@ -4,7 +4,7 @@
 //   value = scale * (code - zero)     or     value = scale * code + minimum
 //
 // All block types of a checkpoint come down to this, and what is quantised at load becomes one of them (int8: Q8_0,
-// int4: Q4_1). Owns what each type needs, and the way from a row to codes; packed panels are tiles/unpack.h's.
+// int4: Q4_1). Owns what each type needs, and the way from a row to codes; how panels hold them is octavo/matrix.h's.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The float kernels. All take views and scalars, and a Worker that says which share is theirs; api.py defines them.
+// The kernels but attention. All take views and scalars, and a Worker that says which share is theirs; api.py defines
+// them.
 #pragma once
 
 #include "octavo/matrix.h"
@@ -15,7 +16,7 @@ void rms_norm(View x, const float* weight, float eps, View out, Worker worker);
 
 // A worker of a kernel in which all workers of `pool` meet. `shared`: memory that all of them see.
 struct Team {
-  static constexpr int64_t kRowsWorthMeeting = 4;
+  static constexpr int64_t kRowsWorthMeeting = 4;  // fewer are packed sooner by each worker alone
   ThreadPool& pool;
   Worker worker;
   void* shared;

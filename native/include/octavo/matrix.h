@@ -2,13 +2,14 @@
 //
 //   panel p (32 columns of the product):  [step 0: cols 0-15 | cols 16-31] [step 1: ...] ...
 //
-// so that a multiply reads strictly ascending addresses. Columns beyond N and a k beyond K are zero.
+// so that a multiply reads strictly ascending addresses. Columns beyond N are zero.
 //
-// Plain panels hold values in the matrix's dtype; their steps are padded to whole blocks of 16 (64 bytes of packed
-// activations, and the depth of an AMX tile):
+// Plain panels hold values in the matrix's dtype; their steps are padded with zeros to whole blocks of 16 (64 bytes of
+// packed activations, and the depth of an AMX tile):
 //   bfloat16: a step is 2 k, a vector [16 columns][2 k];   float32: a step is 1 k, a vector [16 columns]
 // Block panels keep the integers of a block type. A step is a group of 32 k: first the codes, as the products want them
-// (see CodePlace), then for each scale of a group [32] scales, then [32] minimums where the type has them.
+// (see CodePlace), then for each scale of a group [32] scales, then [32] minimums where the type has them. What stands
+// beyond K is finite; activations are zero there.
 #pragma once
 
 #include <string>
@@ -85,7 +86,8 @@ class Matrix {
   static constexpr int64_t kPanelColumns = 32;
   static constexpr int64_t kBlockSteps = 16;
 
-  // Stacks the sources along N. `dtype`: the type to which activations are rounded; int8 with block panels only.
+  // Stacks the sources along N. `dtype`: the type to which activations are rounded; int8 becomes bfloat16 where the
+  // panels are plain.
   // `bias`: N floats, or empty.
   Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
          Storage storage, std::vector<float> bias);
@@ -100,7 +102,7 @@ class Matrix {
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
-  // Of plain panels, and of block panels unpacked to bfloat16.
+  // Of plain panels, and of block panels unpacked to bfloat16; a step is so many k.
   int64_t num_steps() const { return round_up(divide_up(columns_, step()), kBlockSteps); }
   int64_t step() const { return dtype_ == DType::kFloat32 ? 1 : 2; }
   int64_t num_groups() const { return divide_up(columns_, kGroup); }

@@ -1,8 +1,8 @@
 """From options and a checkpoint to the format of each matrix. Decides; packs nothing (the backend does).
 
 Activations, the inputs of matrix products, are rounded to bfloat16 or, before quantised weights, to int8 with a scale
-for every 32, the two largest of each row kept exact. int8 is the faster where products of bytes are (AVX-512 VNNI, and
-AVX2); where a tile unit multiplies bfloat16, that is as fast, and more exact.
+for every 32, the two largest of each row kept exact. int8 is the faster in vectors, whose products of bytes outrun all
+others. A tile unit multiplies bfloat16 faster than that from a few rows on, and bfloat16 is more exact.
 """
 
 from __future__ import annotations
