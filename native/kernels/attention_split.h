@@ -157,21 +157,28 @@ struct ItemState {
 // sum. Probabilities are powers of two of (score - maximum) * scale, with the binary logarithm of e in `scale`. The sum
 // takes them unrounded and without the scales of the values, sixteen lanes side by side.
 template <class Tile, class Scales>
-void softmax(const ItemState<Tile> state, int64_t q, int64_t visible, int64_t num_tokens, float scale,
-             const Scales& scales, const Result& result) {
+[[gnu::always_inline]] inline void softmax(const ItemState<Tile>& state, int64_t q, int64_t visible,
+                                           int64_t num_tokens, float scale, const Scales& scales,
+                                           const Result& result) {
   float* const scores = state.scores + q * kSplitTokens;
   const int64_t whole = visible / 16 * 16;
   const int rest = static_cast<int>(visible - whole);
-  Vec highest = Vec::set1(kMinusInfinity);
-  const auto take_score = [&](int64_t t, int n) {
+  // Of every other vector each: one maximum alone would wait for itself.
+  Vec highest = Vec::set1(kMinusInfinity), highest_of_odd = highest;
+  const auto take_score = [&](Vec& so_far, int64_t t, int n) {
     const Vec s = scales.scale_scores(Vec::load(scores + t), t);
     if constexpr (Scales::kAny) s.store(scores + t);
-    highest = max(highest, n == 16 ? s : first(s, n, kMinusInfinity));
+    so_far = max(so_far, n == 16 ? s : first(s, n, kMinusInfinity));
   };
-  for (int64_t t = 0; t < whole; t += 16) take_score(t, 16);
-  if (rest) take_score(whole, rest);
+  const int64_t pairs = whole / 32 * 32;
+  for (int64_t t = 0; t < pairs; t += 32) {
+    take_score(highest, t, 16);
+    take_score(highest_of_odd, t + 16, 16);
+  }
+  if (pairs < whole) take_score(highest, pairs, 16);
+  if (rest) take_score(highest_of_odd, whole, rest);
 
-  const float maximum = largest(highest) * scale;
+  const float maximum = largest(max(highest, highest_of_odd)) * scale;
   const Vec factor = Vec::set1(scale), offset = Vec::set1(-maximum);
   Vec total = Vec::zero();
   const auto take_probability = [&](int64_t t, int n) {
@@ -179,6 +186,7 @@ void softmax(const ItemState<Tile> state, int64_t q, int64_t visible, int64_t nu
     total = total + (n == 16 ? p : first(p, n, 0.0f));
     Tile::store_operands(state.probability(q, t), n == 16 ? scaled : first(scaled, n, 0.0f));
   };
+#pragma GCC unroll 4
   for (int64_t t = 0; t < whole; t += 16) take_probability(t, 16);
   if (rest) take_probability(whole, rest);
   for (int64_t t = round_up(visible, 16); t < num_tokens; t += 16)
