@@ -115,15 +115,19 @@ def unpacked():
 @pytest.mark.slow
 def test_gguf_is_transformers_unpacked_gguf(smollm2_gguf, unpacked, prompts, greedy):
     exact = make_engine(smollm2_gguf, dtype="float32", max_model_len=512)
-    default = make_engine(smollm2_gguf, max_model_len=512)
-    kl = []
+    packed = {
+        name: make_engine(smollm2_gguf, activation_dtype=name, max_model_len=512) for name in ("bfloat16", "int8")
+    }
+    kl: dict[str, list[float]] = {name: [] for name in packed}
     for prompt, output in zip(prompts[:8], greedy[:8], strict=True):
         tokens = prompt + output
         expected = unpacked(tokens)
         assert np.abs(all_logits(exact, tokens) - expected).max() < 1e-3
-        kl.append(mean_kl(expected[len(prompt) :], all_logits(default, tokens)[len(prompt) :]))
-    assert np.mean(kl) < 5e-4
-    print("mean KL of the GGUF in bfloat16:", np.mean(kl))
+        for name, engine in packed.items():
+            kl[name].append(mean_kl(expected[len(prompt) :], all_logits(engine, tokens)[len(prompt) :]))
+    print("mean KL of the GGUF:", {name: np.mean(values) for name, values in kl.items()})
+    assert np.mean(kl["bfloat16"]) < 5e-4
+    assert np.mean(kl["int8"]) < 1.5e-3
 
 
 @pytest.mark.slow
