@@ -2,7 +2,7 @@
 
 Activations, the inputs of matrix products, are rounded to bfloat16 or, before quantised weights, to int8 with a scale
 for every 32, the two largest of each row kept exact. int8 is the faster in vectors, whose products of bytes outrun all
-others. A tile unit multiplies bfloat16 faster than that from a few rows on, and bfloat16 is more exact.
+others. A tile unit multiplies bfloat16 faster still where rows are many, and bfloat16 is more exact.
 """
 
 from __future__ import annotations
