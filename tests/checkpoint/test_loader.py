@@ -19,7 +19,7 @@ from octavo.errors import CheckpointError
 from octavo.models.config import ModelConfig
 from octavo.ops.api import TensorSource
 from octavo.ops.reference import ReferenceBackend, ReferenceMatrix
-from octavo.quant.formats import WeightFormats
+from octavo.quant.formats import MatrixFormat, WeightFormats
 from support.checkpoints import tiny_llama, tiny_model, write_gguf
 from support.logits import reference_logits
 
@@ -192,3 +192,17 @@ def test_weight_bytes(dtype: Any, options: dict[str, Any], tmp_path: Path) -> No
     config = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
     checkpoint = Checkpoint(tmp_path, "config", config, {}, {})
     assert weight_bytes(checkpoint, ModelConfig.from_hf(config), WeightFormats.plain(dtype)) == expected
+
+
+def test_weight_bytes_of_a_matrix_that_must_be_unpacked(tmp_path: Path) -> None:
+    """With 16 rows of k, the types of k and v change within a panel of 32 rows."""
+    folder = tiny_llama(tmp_path / "model", kv_heads=1)
+    formats = WeightFormats(*[MatrixFormat("int8", "blocks")] * 2)
+
+    def size(types: dict[str, str]) -> int:
+        checkpoint = open_checkpoint(write_gguf(tmp_path / "x.gguf", folder, types))
+        return weight_bytes(checkpoint, ModelConfig.from_hf(checkpoint.config), formats)
+
+    layers, rows, columns = 2, 64 + 16 + 16, 64
+    added = size({"attn_k": "Q8_0", "attn_": "Q4_0"}) - size({"attn_": "Q4_0"})
+    assert added == layers * rows * columns * (16 - 4.5) / 8

@@ -22,6 +22,7 @@ from octavo.models.rope import rope_table
 from octavo.models.weights import MatrixWeight, VectorWeight, Weight
 from octavo.ops.api import Backend, Matrix, TensorSource, Vector
 from octavo.ops.decode import BLOCKS
+from octavo.ops.quantised import keeps_blocks
 from octavo.quant.formats import MatrixFormat, WeightFormats
 
 MAX_NAMES = 8  # that an error or a warning lists
@@ -65,6 +66,9 @@ def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, formats: WeightFor
         shapes: dict[str, tuple[int, ...]] = {**weight.shapes(config)}
         if isinstance(weight, MatrixWeight):
             form = formats.layers if prefix else formats.rest
+            sources = [checkpoint.tensors[prefix + name] for name in shapes if prefix + name in checkpoint.tensors]
+            if not keeps_blocks(sources, form.storage):
+                form = MatrixFormat(form.dtype, "plain")
             for name, shape in shapes.items():
                 source = checkpoint.tensors.get(prefix + name)
                 bits += math.prod(shape) * form.bits(source.type if source else "F32")
