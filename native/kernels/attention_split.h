@@ -157,9 +157,8 @@ struct ItemState {
 // sum. Probabilities are powers of two of (score - maximum) * scale, with the binary logarithm of e in `scale`. The sum
 // takes them unrounded and without the scales of the values, sixteen lanes side by side.
 template <class Tile, class Scales>
-[[gnu::always_inline]] inline void softmax(const ItemState<Tile>& state, int64_t q, int64_t visible,
-                                           int64_t num_tokens, float scale, const Scales& scales,
-                                           const Result& result) {
+[[gnu::always_inline]] inline void softmax(const ItemState<Tile>& state, int64_t q, int64_t visible, int64_t num_tokens,
+                                           float scale, const Scales& scales, const Result& result) {
   float* const scores = state.scores + q * kSplitTokens;
   const int64_t whole = visible / 16 * 16;
   const int rest = static_cast<int>(visible - whole);
