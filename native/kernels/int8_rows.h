@@ -4,6 +4,7 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/row_blocks.h"
 #include "octavo/matrix.h"
 #include "octavo/memory.h"
 #include "tiles/vec.h"
@@ -85,24 +86,21 @@ struct Int8Rows {
   }
 };
 
-// Rows [first, first + rows) of x, quantised, in blocks of nearly equal height.
+// The operands of some rows, block by block.
 struct Int8Packing {
+  RowBlocks blocks;
+  int64_t groups;
   void* memory;
-  int64_t first, rows, num_blocks, groups;
 
-  int64_t begin(int64_t b) const { return rows * b / num_blocks; }
-  Int8Rows block(int64_t b) const { return {memory, begin(b), begin(b + 1) - begin(b), groups}; }
+  Int8Rows block(int64_t b) const { return {memory, blocks.begin(b), blocks.height(b), groups}; }
 
-  // This worker's share of it.
+  // This worker's share of the rows of x.
   void fill(View x, Worker worker) const {
     struct OneRow;
     float* one_row = scratch<OneRow, float>(groups * kGroup);
-    const auto share = worker.share(rows);
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      const Int8Rows out = block(b);
-      const int64_t from = std::max(share.begin - begin(b), int64_t{0}), to = std::min(share.end - begin(b), out.rows);
-      for (int64_t r = from; r < to; ++r) out.pack(x.row(first + begin(b) + r), x.columns, r, one_row);
-    }
+    blocks.share_out(worker, [&](int64_t b, int64_t r) {
+      block(b).pack(x.row(blocks.first + blocks.begin(b) + r), x.columns, r, one_row);
+    });
   }
 };
 
@@ -115,12 +113,12 @@ class OutlierChannels {
     struct Known;
     struct Channels;
     const int64_t columns = packing.groups * kGroup;
-    slots_ = scratch<Slots, int32_t>(packing.rows * kOutliers);
-    channels_ = scratch<Channels, int32_t>(packing.rows * kOutliers);
+    slots_ = scratch<Slots, int32_t>(packing.blocks.rows * kOutliers);
+    channels_ = scratch<Channels, int32_t>(packing.blocks.rows * kOutliers);
     int32_t* known = scratch<Known, int32_t>(columns);  // channel -> its slot + 1
     std::fill(known, known + columns, 0);
     int32_t* slot = slots_;
-    for (int64_t b = 0; b < packing.num_blocks; ++b) {
+    for (int64_t b = 0; b < packing.blocks.num_blocks; ++b) {
       const Int8Rows rows = packing.block(b);
       for (const Outlier* o = rows.outliers; o < rows.outliers + rows.rows * kOutliers; ++o) {
         if (!known[o->k]) {

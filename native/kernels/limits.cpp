@@ -51,8 +51,7 @@ double measure_bandwidth(ThreadPool& pool, size_t bytes) {
 
 namespace {
 
-// Values that are nothing special. A multiplier of zeros takes less power, and a machine that is limited by power would
-// show more than twice the rate that it has for numbers.
+// Values that are nothing special: products of zeros take less power, and may be faster than those of numbers.
 float some_value(uint32_t i) { return static_cast<float>(i * 2654435761u >> 8) * 0x1p-23f - 1.0f; }
 
 void set(float* to, float x) { *to = x; }

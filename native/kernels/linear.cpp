@@ -1,5 +1,4 @@
-// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output), never K. Rows are
-// taken some hundred at a time: all threads pack their inputs together, then each multiplies them by its panels.
+// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output), never K.
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int8.h"
 #include "kernels/panel_kernel.h"
@@ -10,19 +9,6 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kColumns = Matrix::kPanelColumns;
-
-// Packs this worker's share of the rows.
-template <class Tile>
-void pack(View x, const RowBlocks& blocks, Worker worker, typename Tile::Operand* operands) {
-  const auto share = worker.share(blocks.rows);
-  for (int64_t b = 0; b < blocks.num_blocks; ++b) {
-    const int64_t begin = blocks.begin(b), height = blocks.height(b);
-    const int64_t from = std::max(share.begin - begin, int64_t{0}), to = std::min(share.end - begin, height);
-    for (int64_t r = from; r < to; ++r)
-      pack_row<Tile>(x.row(blocks.first + begin + r), x.columns, height,
-                     operands + num_operands<Tile>(begin, x.columns) + r * kBlockSteps);
-  }
-}
 
 // All row blocks times this worker's panels. Finish::kPanels panels, `panel_stride` apart, make one call of `finish`.
 template <class Tile, class Finish>
@@ -64,25 +50,23 @@ size_t operand_bytes(int64_t rows, int64_t columns) {
 template <class Tile, class Finish>
 void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t panel_stride, const Finish& finish,
                   const Team& team) {
-  using Kernel = PanelKernel<Tile>;
   using Operand = typename Tile::Operand;
-  struct OwnOperands;
-  const int64_t at_once = rows_at_once<Tile>(x.columns);
-  for (int64_t first = 0; first < x.rows; first += at_once) {
-    const int64_t rows = std::min(at_once, x.rows - first);
-    const RowBlocks blocks{first, rows, divide_up(rows, Kernel::kRows)};
+  const auto pack = [&](const RowBlocks& blocks, Worker worker, void* memory) {
+    auto* operands = static_cast<Operand*>(memory);
+    blocks.share_out(worker, [&](int64_t b, int64_t r) {
+      const int64_t begin = blocks.begin(b);
+      pack_row<Tile>(x.row(blocks.first + begin + r), x.columns, blocks.height(b),
+                     operands + num_operands<Tile>(begin, x.columns) + r * kBlockSteps);
+    });
+  };
+  const auto multiply = [&](const RowBlocks& blocks, const void* operands) {
 #ifdef __AMX_BF16__
-    const AmxSession session(AmxShapes::accumulators(divide_up(rows, blocks.num_blocks)));
+    const AmxSession session(AmxShapes::accumulators(divide_up(blocks.rows, blocks.num_blocks)));
 #endif
-    // A few rows are packed sooner than all workers have met.
-    const bool together = rows >= Team::kRowsWorthMeeting && team.worker.count > 1;
-    const size_t size = operand_bytes<Tile>(rows, x.columns) / sizeof(Operand);
-    Operand* operands = together ? static_cast<Operand*>(team.shared) : scratch<OwnOperands, Operand>(size);
-    pack<Tile>(x, blocks, together ? team.worker : Worker{0, 1}, operands);
-    if (together) team.pool.barrier();
-    multiply_panels<Tile>(blocks, operands, weight, panels, panel_stride, finish);
-    if (first + rows < x.rows && team.worker.count > 1) team.pool.barrier();  // the operands are still being read
-  }
+    multiply_panels<Tile>(blocks, static_cast<const Operand*>(operands), weight, panels, panel_stride, finish);
+  };
+  pack_and_multiply(x.rows, rows_at_once<Tile>(x.columns), PanelKernel<Tile>::kRows,
+                    operand_bytes<Tile>(x.rows, x.columns), team, pack, multiply);
 }
 
 template <class Finish>

@@ -23,11 +23,11 @@ Prefetch plan_prefetch(const uint8_t* panel, int64_t panel_bytes, int64_t groups
 // tiles [rows][32] = all rows of a packing times a panel.
 template <class Format>
 void multiply_panel(const Int8Packing& packing, const uint8_t* panel, float* tiles) {
-  for (int64_t b = 0; b < packing.num_blocks; ++b) {
+  for (int64_t b = 0; b < packing.blocks.num_blocks; ++b) {
     const Prefetch prefetch =
-        plan_prefetch(panel, packing.groups * PanelGroup<Format>::kBytes, packing.groups, b, packing.num_blocks);
-    multiply_int8_rows<Format>(packing.block(b), panel, packing.groups, prefetch, tiles + packing.begin(b) * kColumns,
-                               std::make_index_sequence<kInt8Rows>());
+        plan_prefetch(panel, packing.groups * PanelGroup<Format>::kBytes, packing.groups, b, packing.blocks.num_blocks);
+    multiply_int8_rows<Format>(packing.block(b), panel, packing.groups, prefetch,
+                               tiles + packing.blocks.begin(b) * kColumns, std::make_index_sequence<kInt8Rows>());
   }
 }
 
@@ -38,7 +38,7 @@ void multiply_panels(const Int8Packing& packing, const Matrix& weight, Worker::R
   struct OutlierWeights;
   struct Tiles;
   const OutlierChannels outliers(packing);
-  const int64_t tiles_of_panel = packing.rows * kColumns;
+  const int64_t tiles_of_panel = packing.blocks.rows * kColumns;
   float* outlier_weights = scratch<OutlierWeights, float>(outliers.count() * kColumns);
   float* tiles = scratch<Tiles, float>(Finish::kPanels * tiles_of_panel);
   for (int64_t p = panels.begin; p < panels.end; ++p) {
@@ -51,11 +51,12 @@ void multiply_panels(const Int8Packing& packing, const Matrix& weight, Worker::R
         for (int64_t slot = 0; slot < outliers.count(); ++slot)
           unpack_channel<Format>(panel, outliers.channel(slot), outlier_weights + slot * kColumns);
       });
-      for (int64_t b = 0; b < packing.num_blocks; ++b)
-        outliers.add(packing.block(b), packing.begin(b), outlier_weights, tile + packing.begin(b) * kColumns);
+      for (int64_t b = 0; b < packing.blocks.num_blocks; ++b)
+        outliers.add(packing.block(b), packing.blocks.begin(b), outlier_weights,
+                     tile + packing.blocks.begin(b) * kColumns);
       finished[i] = tile;
     }
-    finish(finished, packing.first, packing.rows, p);
+    finish(finished, packing.blocks.first, packing.blocks.rows, p);
   }
 }
 
@@ -68,17 +69,13 @@ size_t int8_shared_bytes(int64_t rows, int64_t columns) {
 template <class Finish>
 void linear_int8(View x, const Matrix& weight, Worker::Range panels, int64_t panel_stride, const Finish& finish,
                  const Team& team) {
-  struct OwnRows;
-  for (int64_t first = 0; first < x.rows; first += kRowsAtOnce) {
-    const int64_t rows = std::min(kRowsAtOnce, x.rows - first);
-    const bool together = rows >= Team::kRowsWorthMeeting && team.worker.count > 1;
-    void* memory = together ? team.shared : scratch<OwnRows, char>(int8_shared_bytes(rows, x.columns));
-    const Int8Packing packing{memory, first, rows, divide_up(rows, kInt8Rows), weight.num_groups()};
-    packing.fill(x, together ? team.worker : Worker{0, 1});
-    if (together) team.pool.barrier();
-    multiply_panels(packing, weight, panels, panel_stride, finish);
-    if (first + rows < x.rows && team.worker.count > 1) team.pool.barrier();  // the operands are still being read
-  }
+  const auto pack = [&](const RowBlocks& blocks, Worker worker, void* memory) {
+    Int8Packing{blocks, weight.num_groups(), memory}.fill(x, worker);
+  };
+  const auto multiply = [&](const RowBlocks& blocks, void* memory) {
+    multiply_panels(Int8Packing{blocks, weight.num_groups(), memory}, weight, panels, panel_stride, finish);
+  };
+  pack_and_multiply(x.rows, kRowsAtOnce, kInt8Rows, int8_shared_bytes(x.rows, x.columns), team, pack, multiply);
 }
 
 template void linear_int8(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);

@@ -120,30 +120,34 @@ void Matrix::allocate(Arena& arena) {
   memory_ = arena.allocate(bytes);
 }
 
+// Packs all panels. read(n, values, coded) gives row n: its values, or (`reads_values` false) its codes.
+template <class Read>
+void Matrix::pack(ThreadPool& pool, bool reads_values, Read read) {
+  const int64_t padded = num_steps() * step();
+  for_each_panel(pool, num_panels(), padded, [&](int64_t p, const PanelRows& rows) {
+    if (!has_blocks()) std::memset(rows.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
+    const int64_t scales = has_blocks() ? num_scales(block_type(p)) : 0;
+    for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
+      float* values = rows.values + c * padded;
+      const CodedRow coded = row_of_panel(rows.coded, c, num_groups(), scales);
+      read(p * kColumns + c, values, coded);
+      if (has_blocks() && reads_values) quantise_row(block_type(p), values, columns_, coded);
+    }
+    has_blocks() ? pack_block_panel(p, rows.coded) : pack_panel(p, rows.values);
+  });
+}
+
 Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
                Storage storage, std::vector<float> bias)
     : Matrix(total_rows(sources), columns, dtype, std::move(bias)) {
   if (!make_sections(sources, storage)) sections_.clear();
   allocate(arena);
-  const int64_t padded = num_steps() * step();
-  for_each_panel(pool, num_panels(), padded, [&](int64_t p, const PanelRows& rows) {
-    std::memset(rows.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
-    const int64_t scales = has_blocks() ? num_scales(block_type(p)) : 0;
-    for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
-      int64_t n = p * kColumns + c;
-      auto source = sources.begin();
-      for (; n >= source->rows; ++source) n -= source->rows;
-      const uint8_t* row = source->row(n, columns);
-      float* values = rows.values + c * padded;
-      const CodedRow coded = row_of_panel(rows.coded, c, num_groups(), scales);
-      if (storage == Storage::kBlocks && has_blocks()) {
-        split_row(source->type, row, columns, coded);
-        continue;
-      }
-      decode_row(source->type, row, values, columns);
-      if (has_blocks()) quantise_row(block_type(p), values, columns, coded);
-    }
-    has_blocks() ? pack_block_panel(p, rows.coded) : pack_panel(p, rows.values);
+  const bool splits = storage == Storage::kBlocks && has_blocks();
+  pack(pool, !splits, [&](int64_t n, float* values, const CodedRow& coded) {
+    auto source = sources.begin();
+    for (; n >= source->rows; ++source) n -= source->rows;
+    const uint8_t* row = source->row(n, columns);
+    splits ? split_row(source->type, row, columns, coded) : decode_row(source->type, row, values, columns);
   });
 }
 
@@ -152,17 +156,8 @@ Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t colu
   Matrix matrix(rows, columns, dtype, {});
   if (!matrix.make_sections({{nullptr, SourceType::kF32, rows, nullptr}}, storage)) matrix.sections_.clear();
   matrix.allocate(arena);
-  const int64_t padded = matrix.num_steps() * matrix.step();
-  for_each_panel(pool, matrix.num_panels(), padded, [&](int64_t p, const PanelRows& panel) {
-    std::memset(panel.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
-    for (int64_t c = 0; c < kColumns && p * kColumns + c < rows; ++c) {
-      random_row(seed, p * kColumns + c, columns, scale, panel.values + c * padded);
-      if (matrix.has_blocks())
-        quantise_row(matrix.block_type(p), panel.values + c * padded, columns,
-                     row_of_panel(panel.coded, c, matrix.num_groups(), 1));
-    }
-    matrix.has_blocks() ? matrix.pack_block_panel(p, panel.coded) : matrix.pack_panel(p, panel.values);
-  });
+  matrix.pack(pool, true,
+              [&](int64_t n, float* values, const CodedRow&) { random_row(seed, n, columns, scale, values); });
   return matrix;
 }
 

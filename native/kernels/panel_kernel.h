@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "kernels/row_blocks.h"
 #include "octavo/matrix.h"
 #include "octavo/memory.h"
 #include "tiles/tile.h"
@@ -18,15 +19,6 @@ namespace octavo {
 inline constexpr int64_t kWeightsAhead = 2048;
 // The same for a stream that is unpacked, line for line as it is read (all at once they queue up: a third slower).
 inline constexpr int64_t kBlocksAhead = 4096;
-
-// Rows that are packed together, in blocks of nearly equal height. The operands of block b lie in a packing of its own,
-// its product in a tile [kRows][32].
-struct RowBlocks {
-  int64_t first, rows, num_blocks;
-
-  int64_t begin(int64_t b) const { return rows * b / num_blocks; }  // counted from `first`
-  int64_t height(int64_t b) const { return begin(b + 1) - begin(b); }
-};
 
 // How a tile type multiplies. kRows: of a block. Of the rows that are packed together, the operands fill kCacheBytes of
 // the L2 at most.
@@ -112,8 +104,8 @@ struct PanelKernel {
 };
 
 #ifdef __AMX_BF16__
-// The tile unit works from the L1 or not at all: a tile load that misses it waits, and nothing runs ahead of it. So a
-// panel is taken in chunks of K, 12 KB of weights, each for all blocks of rows before the next.
+// A tile load that misses the L1 stalls the tile unit, and nothing runs ahead of it. So a panel is taken in chunks of
+// K, 12 KB of weights, each for all blocks of rows before the next.
 template <>
 struct PanelKernel<BFloat16Tile> {
   static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;

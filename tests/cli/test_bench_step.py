@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from octavo.cli.bench.common import engine_of, make_llm, parse_counts
 from octavo.cli.bench.step import NATIVE, OUTPUT, PYTHON, WARMUP, Enough, StepClock, clocks_on, sum_up
 from octavo.cli.main import main
 from octavo.config import EngineConfig
+from octavo.engine.engine import Engine
 from support.checkpoints import tiny_llama
 
 
@@ -51,11 +52,20 @@ class FakeScheduler:
         self.step_tokens = 0
 
 
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class FakeEngine:
     """Each step takes a size, (requests that run, tokens), and a while."""
 
     def __init__(self, *sizes: tuple[int, int]) -> None:
         self.scheduler = FakeScheduler()
+        self.clock = FakeClock()
         self._sizes = iter(sizes)
         self.inner: Callable[[], None] = lambda: None
 
@@ -63,16 +73,17 @@ class FakeEngine:
         num_running, self.scheduler.step_tokens = next(self._sizes)
         self.scheduler.running = [0] * num_running
         self.inner()
-        time.sleep(0.005)
+        self.clock.advance(5)
 
 
-def test_time_of_an_inner_phase_is_not_the_outer_ones() -> None:
+def test_time_of_an_inner_phase_is_not_the_outer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, engine = StepClock(1, 1), FakeEngine((1, 1))
-    engine.inner = clock.timed(NATIVE[0], lambda: time.sleep(0.02))
-    clock.timed_step(engine)()  # type: ignore[arg-type]
-    clock.timed(OUTPUT, lambda: time.sleep(0.01))()
+    monkeypatch.setattr("octavo.cli.bench.step.time.perf_counter", lambda: engine.clock.now)
+    engine.inner = clock.timed(NATIVE[0], lambda: engine.clock.advance(20))
+    clock.timed_step(cast("Engine", engine))()
+    clock.timed(OUTPUT, lambda: engine.clock.advance(10))()
     [phases] = clock.steady
-    assert phases[NATIVE[0]] >= 0.02 and 0.005 <= phases["rest"] < 0.02 and phases[OUTPUT] >= 0.01
+    assert (phases[NATIVE[0]], phases["rest"], phases[OUTPUT]) == (20, 5, 10)
     figures = sum_up(clock.steady, clock.steady)
     assert figures["step"] == pytest.approx(phases[NATIVE[0]] + phases["rest"])
     assert figures["python"] == pytest.approx(phases["rest"]) and figures["phases"]["update"] == 0
@@ -82,7 +93,7 @@ def test_time_of_an_inner_phase_is_not_the_outer_ones() -> None:
 def test_steady_steps_are_those_of_decodes_alone() -> None:
     decodes = [(2, 2)] * (WARMUP + 1)
     clock, engine = StepClock(2, 1), FakeEngine((1, 9), (2, 5), *decodes, (2, 7), (2, 2))
-    step = clock.timed_step(engine)  # type: ignore[arg-type]
+    step = clock.timed_step(cast("Engine", engine))
     for _ in range(2 + len(decodes)):
         step()
     assert len(clock.steady) == len(decodes)

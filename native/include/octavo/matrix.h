@@ -142,6 +142,8 @@ class Matrix {
   T* data() const {
     return static_cast<T*>(memory_.data);
   }
+  template <class Read>
+  void pack(ThreadPool& pool, bool reads_values, Read read);
   void pack_panel(int64_t p, const float* rows_of_panel);
   void pack_block_panel(int64_t p, const CodedRow& coded_rows);
 

@@ -6,6 +6,7 @@ Every function says what a value becomes; the kernels pack the same integers (na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -68,14 +69,15 @@ def quantise_activations(x: Float32Array) -> Float32Array:
     return restored + outliers
 
 
-def _groups(values: Float32Array, pad: str = "edge") -> Float32Array:
+def _groups(values: Float32Array, pad: Literal["edge", "constant"] = "edge") -> Float32Array:
     padding = -values.shape[1] % GROUP
-    padded: Float32Array = np.pad(values, ((0, 0), (0, padding)), mode=pad)  # type: ignore[call-overload]
+    padded: Float32Array = np.pad(values, ((0, 0), (0, padding)), mode=pad)
     return padded.reshape(len(values), -1, GROUP)
 
 
 def _half(values: Float32Array) -> Float32Array:
-    return values.astype(np.float16).astype(np.float32)
+    rounded: Float32Array = values.astype(np.float16).astype(np.float32)
+    return rounded
 
 
 def _steps(values: Float32Array, scale: Float32Array) -> Float32Array:

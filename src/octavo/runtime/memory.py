@@ -79,7 +79,8 @@ def kv_block_bytes(model: ModelConfig, block_size: int, kv_dtype: CacheDType) ->
 
 def workspace_bytes(model: ModelConfig, max_tokens: int) -> int:
     """The most that the program's buffers take: one for the residual stream and one for each kind of value that is live
-    beside it. Rows are an odd number of cache lines apart (native/kernels/program.cpp)."""
+    beside it. Rows are an odd number of cache lines apart (native/kernels/program.cpp). The packed inputs of a product,
+    some 2 MB at most, are left out."""
     qkv = model.q_size + 2 * model.kv_size
     gate_up = 2 * model.intermediate_size  # not there where its product with silu is fused
     token_row = [model.hidden_size, model.hidden_size, qkv, model.q_size, gate_up, model.intermediate_size]

@@ -8,7 +8,7 @@ import random
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from octavo.cli.flags import add_config_flags, config_from_args, flag_name, parse_count
 from octavo.cli.parser import Parser
@@ -73,7 +73,7 @@ def parse(parser: Parser, argv: list[str], at_least: dict[str, int]) -> tuple[ar
     return args, config_from_args(args, EngineConfig)
 
 
-def options_of(config: EngineConfig) -> dict[str, object]:
+def options_of(config: EngineConfig) -> dict[str, Any]:
     """The fields by name, as LLM takes them."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
@@ -81,7 +81,7 @@ def options_of(config: EngineConfig) -> dict[str, object]:
 def make_llm(config: EngineConfig) -> LLM:
     from octavo.llm import LLM
 
-    return LLM(**options_of(config))  # type: ignore[arg-type]
+    return LLM(**options_of(config))
 
 
 def engine_of(llm: LLM) -> Engine:
