@@ -65,7 +65,7 @@ def quantise_activations(x: Float32Array) -> Float32Array:
         np.float32(127), largest_of_group, out=np.zeros_like(largest_of_group), where=largest_of_group > 0
     )
     codes = np.rint(groups * inverse)
-    restored = (codes * (largest_of_group / np.float32(127))).reshape(len(x), -1)[:, : x.shape[1]]
+    restored: Float32Array = (codes * (largest_of_group / np.float32(127))).reshape(len(x), -1)[:, : x.shape[1]]
     return restored + outliers
 
 
