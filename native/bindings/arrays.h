@@ -22,6 +22,7 @@ using ConstFloats2D = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_con
 using Ints1D = nb::ndarray<const int32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints2D = nb::ndarray<const int32_t, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using MutableBytes = nb::ndarray<uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);

@@ -43,6 +43,10 @@ void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector
   new (self) Matrix(pool, arena, sources, columns, parsed, kept, std::move(values));
 }
 
+void check_block(const KVCache& cache, int64_t block) {
+  require(block >= 0 && block < cache.num_blocks(), "a block must be one of the cache's");
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& m) {
@@ -73,10 +77,37 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul);
 
   nb::class_<KVCache>(m, "KVCache")
-      .def("__init__", [](KVCache* self, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
-                          const std::string& dtype) {
-        new (self) KVCache(num_blocks, block_size, num_kv_heads, head_dim, parse_dtype(dtype));
-      });
+      .def("__init__",
+           [](KVCache* self, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
+              const std::string& dtype) {
+             new (self) KVCache(num_blocks, block_size, num_kv_heads, head_dim, parse_dtype(dtype));
+           })
+      .def_prop_ro("block_bytes", &KVCache::block_bytes)
+      .def(
+          "copy_block",
+          [](const KVCache& self, int64_t from, int64_t to, int64_t num_tokens) {
+            check_block(self, from);
+            check_block(self, to);
+            require(num_tokens > 0 && num_tokens <= self.block_size(), "a copy has tokens of one block");
+            self.copy_block(from, to, num_tokens);
+          },
+          nb::arg("from_block"), nb::arg("to_block"), nb::arg("num_tokens"))
+      .def(
+          "save_block",
+          [](const KVCache& self, int64_t block, MutableBytes out) {
+            check_block(self, block);
+            require(static_cast<int64_t>(out.size()) == self.block_bytes(), "a block has block_bytes bytes");
+            self.save_block(block, out.data());
+          },
+          nb::arg("block"), nb::arg("out"))
+      .def(
+          "load_block",
+          [](const KVCache& self, int64_t block, Bytes bytes) {
+            check_block(self, block);
+            require(static_cast<int64_t>(bytes.size()) == self.block_bytes(), "a block has block_bytes bytes");
+            self.load_block(block, bytes.data());
+          },
+          nb::arg("block"), nb::arg("bytes"));
 
   m.def(
       "decode",

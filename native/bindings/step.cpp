@@ -20,6 +20,7 @@ struct Names {
   PyObject* block_table = intern("block_table");
   PyObject* samples = intern("samples");
   PyObject* num_scored = intern("num_scored");
+  PyObject* forks = intern("forks");
 };
 
 nb::object get(nb::handle object, PyObject* name) {
@@ -47,15 +48,16 @@ class Ints {
 
 struct Row {
   nb::object token_ids, block_table;
-  int64_t start, num_tokens, num_scored;
-  bool samples;
+  int64_t start, num_tokens, num_scored, num_samples;
   int64_t end() const { return start + num_tokens; }
 };
 
 Row read_row(nb::handle scheduled, const Names& names) {
   Row row{get(get(scheduled, names.request), names.token_ids), get(scheduled, names.block_table),
           nb::cast<int64_t>(get(scheduled, names.start)),      nb::cast<int64_t>(get(scheduled, names.num_tokens)),
-          nb::cast<int64_t>(get(scheduled, names.num_scored)), nb::cast<bool>(get(scheduled, names.samples))};
+          nb::cast<int64_t>(get(scheduled, names.num_scored)), 0};
+  if (nb::cast<bool>(get(scheduled, names.samples)))
+    row.num_samples = 1 + static_cast<int64_t>(nb::len(get(scheduled, names.forks)));
   require(row.start >= 0 && row.num_tokens > 0 && row.num_scored >= 0 && row.num_scored <= row.num_tokens,
           "a row must begin at a token and have some");
   return row;
@@ -68,7 +70,7 @@ class StepWriter {
     int64_t tokens = 0, logits = 0, width = 0;
     for (const Row& row : rows) {
       tokens += row.num_tokens;
-      logits += row.samples + row.num_scored;
+      logits += row.num_samples + row.num_scored;
       width = std::max(width, static_cast<int64_t>(nb::len(row.block_table)));
     }
     const auto requests = static_cast<int64_t>(rows.size());
@@ -108,11 +110,11 @@ class StepWriter {
     seq_lens_[r] = static_cast<int32_t>(row.end());
   }
 
-  // First the rows that sample, then those that score.
+  // First the rows that sample, once for each sample, then those that score.
   void write_logit_rows(const std::vector<Row>& rows) {
     int32_t* at = logit_rows_;
     for (size_t r = 0; r < rows.size(); ++r)
-      if (rows[r].samples) *at++ = query_start_[r + 1] - 1;
+      for (int64_t i = 0; i < rows[r].num_samples; ++i) *at++ = query_start_[r + 1] - 1;
     for (size_t r = 0; r < rows.size(); ++r)
       for (int64_t i = 0; i < rows[r].num_scored; ++i) *at++ = static_cast<int32_t>(query_start_[r] + i);
   }

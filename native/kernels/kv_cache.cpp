@@ -1,4 +1,5 @@
-// Writes rows of keys and values into the tiles of the paged cache. Owns the layouts that attention.h describes.
+// Writes rows of keys and values into the tiles of the paged cache, and moves whole blocks. Owns the layouts that
+// attention.h describes.
 #include <cstring>
 
 #include "octavo/attention.h"
@@ -10,7 +11,11 @@ namespace octavo {
 constexpr int64_t kTileTokens = KVCache::kTileTokens;
 
 KVCache::KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim, DType dtype)
-    : block_size_(block_size), num_kv_heads_(num_kv_heads), head_dim_(head_dim), dtype_(dtype) {
+    : num_blocks_(num_blocks),
+      block_size_(block_size),
+      num_kv_heads_(num_kv_heads),
+      head_dim_(head_dim),
+      dtype_(dtype) {
   const int64_t element = dtype == DType::kFloat32 ? 4 : dtype == DType::kBFloat16 ? 2 : 1;
   const int64_t scales = dtype == DType::kInt8 ? kTileTokens * sizeof(float) : 0;
   key_tile_ = key_dims() * kTileTokens * element + scales;
@@ -138,6 +143,11 @@ struct RowWriter<int8_t> {
 };
 
 template <class T>
+void clear_values_of_all_heads(const KVCache& cache, int64_t tile, int64_t first_token) {
+  for (int64_t head = 0; head < cache.num_kv_heads(); ++head) RowWriter<T>{cache}.clear_values(tile, head, first_token);
+}
+
+template <class T>
 void write_rows(const Rows& rows, const KVCache& cache, Worker worker) {
   const RowWriter<T> writer{cache};
   const int64_t dim = cache.head_dim();
@@ -162,6 +172,37 @@ void write_rows(const Rows& rows, const KVCache& cache, Worker worker) {
 }
 
 }  // namespace
+
+void KVCache::copy_block(int64_t from, int64_t to, int64_t num_tokens) const {
+  const int64_t num_tiles = divide_up(num_tokens, kTileTokens), heads = num_tiles * num_kv_heads_;
+  const int64_t source = from * tiles_of_block(), target = to * tiles_of_block();
+  if (from != to) {
+    std::memcpy(keys<char>(target, 0), keys<char>(source, 0), heads * key_tile_);
+    std::memcpy(values<char>(target, 0), values<char>(source, 0), heads * value_tile_);
+  }
+  const int64_t last_tile = target + num_tiles - 1, num_kept = num_tokens - (num_tiles - 1) * kTileTokens;
+  if (num_kept == kTileTokens) return;
+  switch (dtype_) {
+    case DType::kFloat32:
+      return clear_values_of_all_heads<float>(*this, last_tile, num_kept);
+    case DType::kBFloat16:
+      return clear_values_of_all_heads<bf16>(*this, last_tile, num_kept);
+    case DType::kInt8:
+      return clear_values_of_all_heads<int8_t>(*this, last_tile, num_kept);
+  }
+}
+
+void KVCache::save_block(int64_t block, uint8_t* out) const {
+  const int64_t tile = block * tiles_of_block(), heads = tiles_of_block() * num_kv_heads_;
+  std::memcpy(out, keys<char>(tile, 0), heads * key_tile_);
+  std::memcpy(out + heads * key_tile_, values<char>(tile, 0), heads * value_tile_);
+}
+
+void KVCache::load_block(int64_t block, const uint8_t* bytes) const {
+  const int64_t tile = block * tiles_of_block(), heads = tiles_of_block() * num_kv_heads_;
+  std::memcpy(keys<char>(tile, 0), bytes, heads * key_tile_);
+  std::memcpy(values<char>(tile, 0), bytes + heads * key_tile_, heads * value_tile_);
+}
 
 void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker worker) {
   const Rows rows{k, v, slot_mapping};

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     )
     from octavo.llm import LLM
     from octavo.request import (
+        BeamSearchOutput,
+        BeamSearchParams,
+        BeamSearchSequence,
         CompletionOutput,
         FinishReason,
         Logprob,
@@ -39,6 +42,9 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ChatTemplateError",
     "CheckpointError",
     "CompletionOutput",

@@ -11,15 +11,15 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
 from octavo.engine.front_end import FrontEnd, load_front_end
-from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState, StepNews
 from octavo.errors import EngineDeadError, RequestFailedError
-from octavo.request import RequestOutput, SamplingParams
+from octavo.request import BeamSearchParams, OutputKind, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
@@ -115,7 +115,7 @@ class AsyncLLM:
         """Samples (a request with n counts n times) that run, wait, or are on their way to the engine."""
         return self._outputs.num_unfinished
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams,
@@ -129,18 +129,46 @@ class AsyncLLM:
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
         reader gets several steps in one output. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
         """
+        return self._follow(
+            lambda: self._inputs.process(
+                self._free_id(request_id),
+                prompt,
+                sampling_params,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+        )
+
+    def beam_search(
+        self,
+        prompt: Prompt,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        output_kind: OutputKind = "final_only",
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The same for a beam search. It has one output, at its end: the beams, best first, as a request's samples."""
+        return self._follow(
+            lambda: self._inputs.process_beams(
+                self._free_id(request_id),
+                prompt,
+                params,
+                output_kind=output_kind,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+        )
+
+    async def _follow(self, process: Callable[[], ProcessedRequest]) -> AsyncGenerator[RequestOutput, None]:
+        """Nothing happens until somebody asks for the first output."""
         if self._death is not None:
             raise EngineDeadError(self._death.message)
-        processed = self._inputs.process(
-            self._free_id(request_id),
-            prompt,
-            sampling_params,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        processed = process()
         stream = self._streams[processed.request_id] = _Stream(self._outputs.add(processed))
         try:
-            for sample in processed.samples:
+            for sample in processed.for_engine:
                 self._client.add_request(sample)
             while True:
                 await stream.news.wait()

@@ -91,11 +91,20 @@ class EngineConfig:
         choices=("auto", "float32", "bfloat16", "int8"),
     )
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt prefixes")
+    swap_space: float = option(
+        0.0, "room for the KV of preempted requests, beside the KV cache; 0: none, they are computed again", unit="GiB"
+    )
+    swap_dir: str | None = option(None, "folder for the swap space, as a memory-mapped file; default: in memory")
     # Scheduling
     max_num_seqs: int = option(128, "most requests that run at once", unit="requests")
     max_num_batched_tokens: int = option(2048, "token budget of a step", unit="tokens")
     long_prefill_token_threshold: int = option(
         0, "most tokens of one prompt in a step while others wait; 0: half of the budget", unit="tokens"
+    )
+    preemption_mode: str = option(
+        "auto",
+        "when KV blocks run out: recompute or swap the request that gives way; auto: what takes less time",
+        choices=("auto", "recompute", "swap"),
     )
     scheduling_policy: str = option("fcfs", "who goes first", choices=("fcfs", "priority"))
     # Execution
@@ -123,9 +132,12 @@ class EngineConfig:
         _check_range(self, "kv_cache_memory_bytes", 1)
         _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
         _check_range(self, "long_prefill_token_threshold", 0)
+        _check_range(self, "swap_space", 0, 2**20)
         _check_range(self, "max_logprobs", -1)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a multiple of 16", param="block_size")
+        if self.preemption_mode == "swap" and not self.swap_space:
+            raise ConfigError("preemption_mode is 'swap', but swap_space is 0; give it some GiB", param="swap_space")
         if self.max_model_len not in (None, "auto"):
             _check_range(self, "max_model_len", 1)
         if self.tensor_parallel_size != 1:

@@ -22,8 +22,14 @@ from octavo.config import EngineConfig
 from octavo.engine.front_end import load_front_end
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, repeatable_seeds
 from octavo.engine.output_processor import OutputProcessor, RequestState
-from octavo.errors import ConfigError, InvalidRequestError, OctavoError
-from octavo.request import RequestOutput, SamplingParams
+from octavo.errors import ConfigError, InvalidRequestError, OctavoError, RequestFailedError
+from octavo.request import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+    RequestOutput,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine
@@ -111,6 +117,25 @@ class LLM:
         ]
         return self._run(processed, use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` likeliest continuations of each prompt that a beam search finds, best first.
+
+        Prompts are searched side by side. Raises what `generate` does, and RequestFailedError where a search failed.
+        """
+        processed = [
+            self._inputs.process_beams(str(next(self._request_numbers)), prompt, params)
+            for prompt in _as_batch(prompts)
+        ]
+        outputs = self._run(processed, use_tqdm)
+        tokenizer, skip = self._front_end.tokenizer, params.skip_special_tokens
+        return [as_beam_search_output(output, tokenizer, skip_special_tokens=skip) for output in outputs]
+
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
@@ -181,7 +206,7 @@ class LLM:
         try:
             requests = [self._outputs.add(each) for each in processed]
             for each in processed:
-                for sample in each.samples:
+                for sample in each.for_engine:
                     engine.add_request(sample)
             with _Progress(len(requests), enabled=show_progress) as progress:
                 while self._outputs.num_unfinished:
@@ -201,6 +226,20 @@ def _final_output(request: RequestState) -> RequestOutput:
     output = request.take_output()
     assert output is not None  # it is finished, and nobody has asked before
     return output
+
+
+def as_beam_search_output(
+    output: RequestOutput, tokenizer: Tokenizer, *, skip_special_tokens: bool
+) -> BeamSearchOutput:
+    if output.error is not None:
+        raise RequestFailedError(output.error)
+    sequences = []
+    for beam in output.outputs:
+        assert beam.score is not None and beam.cumulative_logprob is not None
+        tokens = [*output.prompt_token_ids, *beam.token_ids]
+        text = tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        sequences.append(BeamSearchSequence(text, tokens, beam.cumulative_logprob, beam.score, beam.finish_reason))
+    return BeamSearchOutput(sequences)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -63,6 +63,41 @@ class SamplingParams:
         validate(self)
 
 
+@dataclass(slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search with beams; vLLM's names and defaults, and transformers' meaning.
+
+    A beam's score is the sum of its tokens' logprobs over the number of its tokens to the power of `length_penalty`.
+    `early_stopping`: True ends the search when `beam_width` beams have ended; False when no running beam's present
+    score could replace one of those; "never" when none could at its best length. `temperature` 0 or 1: the model's own
+    distribution. Raises InvalidRequestError for a field out of its range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False  # the end token's text, where skip_special_tokens is off
+
+    def __post_init__(self) -> None:
+        from octavo.sampling.validate import validate_beams
+
+        validate_beams(self)
+
+
+@dataclass(slots=True)
+class BeamHypothesis:
+    """A beam that has ended. `token_ids`: of its output, the end token included."""
+
+    token_ids: list[int]
+    cumulative_logprob: float
+    score: float
+    finish_reason: FinishReason
+
+
 class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
@@ -84,6 +119,8 @@ class EngineRequest:
 
     `seed` is already resolved; sample `sample_index` of it draws its random numbers from (seed, sample_index,
     position). `eos_token_ids` end the request unless `params.ignore_eos`. `request_id` is unique for the engine's life.
+    `fork_of` names the sample of the same prompt that computes it for all. With `beams` the request is a beam search,
+    and `params` are those of its steps (`BeamSearch` in core/beams.py).
     """
 
     request_id: str
@@ -96,11 +133,13 @@ class EngineRequest:
     cache_salt: str | None = None
     priority: int = 0
     arrival_time: float = 0.0  # time.time(), seconds
+    fork_of: str | None = None
+    beams: BeamSearchParams | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it, but for the two
+    """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it, but for the
     fields that others keep here.
 
     |<------------------- token_ids: prompt + output ------------------->|
@@ -120,6 +159,10 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of positions 1 … as far as computed
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known; the KV manager's
     sampling: object = None  # how it samples, from its first token on; the sampler's
+    forks: list[Request] = field(default_factory=list)  # samples that wait for this one to compute their prompt
+    fork_from: Request | None = None  # the one that this one waits for
+    is_swapped_out: bool = False
+    hypotheses: list[BeamHypothesis] | None = None  # of a beam search, when it is over: best first
     # Of `source`, for those who ask in every step.
     request_id: str = field(init=False)
     params: SamplingParams = field(init=False)
@@ -133,6 +176,11 @@ class Request:
     @classmethod
     def from_source(cls, source: EngineRequest) -> Request:
         return cls(source=source, token_ids=array("i", source.prompt_token_ids))
+
+    @property
+    def num_seats(self) -> int:
+        """Rows that it may have in a step."""
+        return 1 if self.source.beams is None else self.source.beams.beam_width
 
     @property
     def num_tokens(self) -> int:
@@ -181,9 +229,29 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    score: float | None = None  # of a beam
 
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """A beam that `LLM.beam_search` found. `tokens` are those of prompt and output, `text` is theirs; `score` is
+    `cum_logprob`, which sums the output's logprobs, with the length penalty."""
+
+    text: str
+    tokens: list[int]
+    cum_logprob: float
+    score: float
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.block_pool import BlockPool
-from octavo.core.kv_manager import KVManager
+from octavo.core.kv_manager import KVManager, Prefix
 from octavo.request import Request
 from support.fake_runner import make_request
 
@@ -19,19 +19,21 @@ def waiting(request_id: str, prompt: list[int], **fields: object) -> Request:
 
 
 def compute_all(kv: KVManager, request: Request) -> None:
-    assert kv.admit(request, kv.lookup(request), num_spare_blocks=0)
+    assert kv.admit(request, kv.lookup(request), num_spare_blocks=0) is not None
+    kv.take_transfers()
     request.num_computed_tokens = request.num_tokens
     kv.publish(request)
 
 
 def num_cached_tokens(kv: KVManager, prompt: list[int], **fields: object) -> int:
-    return len(kv.lookup(waiting("probe", prompt, **fields))) * BLOCK_SIZE
+    prefix = kv.lookup(waiting("probe", prompt, **fields))
+    return len(prefix.block_ids) * BLOCK_SIZE + (prefix.part[1] if prefix.part else 0)
 
 
 def test_admission_gives_blocks_for_all_tokens_and_allocate_only_when_one_is_full():
     kv = make_kv()
     request = waiting("a", [1] * 7)
-    assert kv.admit(request, [], num_spare_blocks=0)
+    assert kv.admit(request, Prefix(), num_spare_blocks=0) == 0
     table = kv.block_table(request)
     assert len(table) == 2
     assert kv.allocate(request, 8) and len(table) == 2
@@ -43,8 +45,8 @@ def test_admission_gives_blocks_for_all_tokens_and_allocate_only_when_one_is_ful
 def test_want_of_blocks_changes_nothing():
     kv = make_kv(num_blocks=3)
     request, other = waiting("a", [1] * 8), waiting("b", [2] * 8)
-    assert kv.admit(request, [], num_spare_blocks=1)
-    assert not kv.admit(other, [], num_spare_blocks=0)
+    assert kv.admit(request, Prefix(), num_spare_blocks=1) == 0
+    assert kv.admit(other, Prefix(), num_spare_blocks=0) is None
     assert not kv.allocate(request, 13)
     assert len(kv.block_table(request)) == 2 and kv.pool.num_free == 1
     kv.check_integrity()
@@ -52,23 +54,25 @@ def test_want_of_blocks_changes_nothing():
 
 def test_spare_blocks_stay_free():
     kv = make_kv(num_blocks=3)
-    assert not kv.admit(waiting("a", [1] * 8), [], num_spare_blocks=2)
-    assert kv.admit(waiting("a", [1] * 8), [], num_spare_blocks=1)
+    assert kv.admit(waiting("a", [1] * 8), Prefix(), num_spare_blocks=2) is None
+    assert kv.admit(waiting("a", [1] * 8), Prefix(), num_spare_blocks=1) == 0
 
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
         ([1, 2, 3, 4, 5, 6, 7, 8, 9], 8),  # both full blocks
-        ([1, 2, 3, 4, 5, 6, 7, 8], 4),  # at most all but the last token, in whole blocks
+        ([1, 2, 3, 4, 5, 6, 7, 8], 7),  # at most all but the last token
         ([1, 2, 3, 4, 5], 4),
-        ([1, 2, 3, 4], 0),
-        ([1, 2, 3, 4, 5, 6, 7, 0, 9], 4),  # the second block differs in its last token
+        ([1, 2, 3, 4], 3),
+        ([1, 2, 3, 4, 5, 6, 7, 0, 9], 7),  # the second block differs in its last token
+        ([1, 2, 3, 4, 0, 6, 7, 8, 9], 4),  # … in its first
+        ([1, 2, 0, 4, 5, 6, 7, 8, 9], 2),
         ([0, 2, 3, 4, 5, 6, 7, 8, 9], 0),  # the second block is equal, but not what precedes it
         ([5, 6, 7, 8, 9], 0),
     ],
 )
-def test_lookup_finds_the_longest_prefix_of_full_blocks(prompt, expected):
+def test_lookup_finds_the_longest_prefix_of_full_blocks_and_the_beginning_of_one_more(prompt, expected):
     kv = make_kv()
     compute_all(kv, waiting("a", [1, 2, 3, 4, 5, 6, 7, 8, 9]))
     assert num_cached_tokens(kv, prompt) == expected
@@ -78,18 +82,18 @@ def test_blocks_are_known_only_once_they_are_computed():
     kv = make_kv()
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     request = waiting("a", prompt)
-    assert kv.admit(request, [], num_spare_blocks=0)
+    assert kv.admit(request, Prefix(), num_spare_blocks=0) == 0
     seen = []
     for request.num_computed_tokens in (0, 3, 4, 7, 8):
         kv.publish(request)
         seen.append(num_cached_tokens(kv, prompt))
-    assert seen == [0, 0, 4, 4, 8]
+    assert seen == [0, 0, 4, 4, 8]  # no part of a block that is not full: its owner still writes to it
 
 
 def test_output_tokens_are_cached_like_the_prompt():
     kv = make_kv()
     request = waiting("a", [1, 2])
-    assert kv.admit(request, [], num_spare_blocks=0)
+    assert kv.admit(request, Prefix(), num_spare_blocks=0) == 0
     request.token_ids.extend([3, 4, 5])
     request.num_computed_tokens = 4
     kv.publish(request)
@@ -110,9 +114,9 @@ def test_prompt_logprobs_want_the_whole_prompt_computed_until_they_are_given_out
     kv = make_kv()
     compute_all(kv, waiting("a", [1, 2, 3, 4, 5]))
     request = waiting("b", [1, 2, 3, 4, 5], prompt_logprobs=0)
-    assert kv.lookup(request) == []
+    assert kv.lookup(request) == Prefix()
     request.token_ids.append(6)  # given out with the first token; what follows is a preempted request come back
-    assert len(kv.lookup(request)) == 1
+    assert len(kv.lookup(request).block_ids) == 1
 
 
 def test_cached_blocks_are_shared_not_copied():
@@ -133,9 +137,9 @@ def test_admission_does_not_evict_the_blocks_it_shares():
     kv.free(first)
     request = waiting("b", [1, 2, 3, 4] + [6] * 8)
     cached = kv.lookup(request)
-    assert len(cached) == 1
-    assert kv.admit(request, cached, num_spare_blocks=0)
-    assert len(set(kv.block_table(request))) == 3 and kv.block_table(request)[0] == cached[0]
+    assert len(cached.block_ids) == 1
+    assert kv.admit(request, cached, num_spare_blocks=0) == 4
+    assert len(set(kv.block_table(request))) == 3 and kv.block_table(request)[0] == cached.block_ids[0]
 
 
 def test_cached_blocks_that_are_free_count_as_needed():
@@ -144,7 +148,7 @@ def test_cached_blocks_that_are_free_count_as_needed():
     compute_all(kv, first)
     kv.free(first)
     request = waiting("b", [1, 2, 3, 4] + [6] * 9)
-    assert not kv.admit(request, kv.lookup(request), num_spare_blocks=0)
+    assert kv.admit(request, kv.lookup(request), num_spare_blocks=0) is None
     assert kv.pool.num_free == 3
 
 

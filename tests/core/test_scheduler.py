@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.core.kv_manager import Prefix
 from octavo.core.plan import RequestUpdate, RowResult, StepPlan, StepResult
 from octavo.core.scheduler import Scheduler
 from octavo.errors import InvalidRequestError
@@ -140,8 +141,8 @@ def test_cached_tokens_are_not_scheduled():
     step(scheduler)
     second = Request.from_source(make_request("b", first.source.prompt_token_ids))
     scheduler.add(second)
-    assert step(scheduler) == {"b": 2}
-    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
+    assert step(scheduler) == {"b": 1}
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 9)
 
 
 # ── Admission ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -261,7 +262,7 @@ def test_a_failed_row_ends_its_request_and_nothing_it_computed_becomes_known():
     request = add(scheduler, "a", 9)
     (news,) = scheduler.update(scheduler.schedule(), StepResult([RowResult(error="NaN")]))
     assert (news.token_ids, request.finish_reason, request.error) == ([], FinishReason.ERROR, "NaN")
-    assert scheduler.kv.lookup(Request.from_source(request.source)) == []
+    assert scheduler.kv.lookup(Request.from_source(request.source)) == Prefix()
     scheduler.check_integrity()
 
 

@@ -69,13 +69,13 @@ def test_a_prefix_hit_changes_only_num_cached_tokens():
     cold = run_to_end(engine)["first"]
     engine.add_request(second)
     delta = engine.step()[0]
-    assert delta.num_cached_tokens == 8  # of 12: the last token's logits are needed, so its block is computed
+    assert delta.num_cached_tokens == 11  # of 12: the last token's logits are needed
     warm = Answer()
     warm.take(delta)
     while engine.has_unfinished:
         warm.take(engine.step()[0])
     assert warm == cold
-    assert (engine.stats().prefix_cache_queries, engine.stats().prefix_cache_hits) == (24, 8)
+    assert (engine.stats().prefix_cache_queries, engine.stats().prefix_cache_hits) == (24, 11)
 
 
 def test_prompt_logprobs_on_a_warm_prefix_equal_the_cold_ones():
@@ -146,7 +146,7 @@ def test_more_samples_than_seats_all_finish():
 def test_aborting_everybody_empties_all_gauges_without_another_request():
     engine = make_engine(max_num_seqs=8)
     for i in range(20):
-        engine.add_request(make_request(f"r{i}", [1, 2, 3, 4, i], max_tokens=50))
+        engine.add_request(make_request(f"r{i}", [i, 2, 3, 4, 5], max_tokens=50))
     engine.step()
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting) == (8, 12) and stats.kv_cache_usage > 0
@@ -171,7 +171,7 @@ def test_a_row_that_fails_takes_nobody_with_it():
 
 def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(caplog):
     engine = make_engine(max_num_seqs=2)
-    sources = [make_request(name, [1, 2, 3, 4, 5], max_tokens=6) for name in "abc"]
+    sources = [make_request(name, [i, 2, 3, 4, 5], max_tokens=6) for i, name in enumerate("abc")]
     for source in sources:
         engine.add_request(source)
     fake(engine).explodes = True

@@ -148,14 +148,14 @@ class RandomSchedules(RuleBasedStateMachine):
     def books_balance(self):
         self.engine.check_integrity()
         assert self.pool.num_free + self.pool.num_used == self.pool.num_blocks
-        assert len(self.scheduler.running) <= self.scheduler.max_num_seqs
+        assert len(self.scheduler.running) <= self.scheduler.queues.max_num_seqs
         assert self.engine.has_unfinished == bool(self.unfinished())
         assert [*map(self.scheduler.policy.order, self.scheduler.waiting)] == sorted(
             map(self.scheduler.policy.order, self.scheduler.waiting)
         )
         for plan in self.runner.plans:
             assert plan.num_scheduled_tokens <= self.scheduler.max_num_batched_tokens
-            assert len(plan.scheduled) <= self.scheduler.max_num_seqs
+            assert len(plan.scheduled) <= self.scheduler.queues.max_num_seqs
             assert all(row.num_tokens > 0 for row in plan.scheduled)
             assert len({row.request.request_id for row in plan.scheduled}) == len(plan.scheduled)
             assert not {row.request for row in plan.scheduled} & set(plan.preempted)

@@ -12,13 +12,13 @@ from octavo.core.plan import RowResult
 from octavo.errors import RequestFailedError
 from octavo.request import Request, TokenLogprobs
 from octavo.sampling.sampler import Sampler
-from support.sampling import Logits, random_logits, request, scheduled
+from support.sampling import Logits, random_logits, request
 
 RAMP = np.arange(8, dtype=np.float32)  # token 7 is the likeliest
 
 
 def sample_one(sampler: Sampler, logits: Logits, one: Request) -> RowResult:
-    (result,) = sampler.sample(np.array([logits], np.float32), scheduled([one]))
+    (result,) = sampler.sample(np.array([logits], np.float32), [one])
     return result
 
 
@@ -41,7 +41,7 @@ def test_a_request_is_prepared_once_however_a_step_is_cut(sampler: Sampler, monk
     requests = [request(temperature=0.5) for _ in range(4)]
     for _ in range(3):  # steps
         for chunk in (requests[:3], requests[3:]):
-            sampler.sample(np.tile(RAMP, (len(chunk), 1)), scheduled(chunk))
+            sampler.sample(np.tile(RAMP, (len(chunk), 1)), chunk)
     assert prepared == requests
 
 
@@ -161,7 +161,7 @@ def test_penalties_follow_the_output(sampler: Sampler) -> None:
 
 def drawn(sampler: Sampler, logits: Logits, **fields: Any) -> set[int | None]:
     rows = [request(seed=seed, **fields) for seed in range(300)]
-    return {result.token_id for result in sampler.sample(np.tile(logits, (300, 1)), scheduled(rows))}
+    return {result.token_id for result in sampler.sample(np.tile(logits, (300, 1)), rows)}
 
 
 def test_top_k_keeps_the_first_k(sampler: Sampler) -> None:
@@ -307,7 +307,7 @@ def test_a_row_that_is_not_finite_fails_alone(sampler: Sampler, value: float, pl
     logits[1, place] = value
     for fields in ({"temperature": 0}, {"temperature": 0.7}, {"temperature": 0, "logit_bias": {place: -100}}):
         good = [sample_one(sampler, logits[i], request(**fields)) for i in (0, 2)]
-        results = sampler.sample(logits.copy(), scheduled([request(**fields) for _ in range(3)]))
+        results = sampler.sample(logits.copy(), [request(**fields) for _ in range(3)])
         assert results == [good[0], RowResult(error="the model's logits are not finite"), good[1]]
 
 
@@ -322,6 +322,6 @@ def test_masks_that_leave_nothing_fail_the_row(sampler: Sampler) -> None:
 
 def test_logits_must_fit_the_rows(sampler: Sampler) -> None:
     with pytest.raises(ValueError, match="one row for each request"):
-        sampler.sample(np.zeros((2, 8), np.float32), scheduled([request()]))
+        sampler.sample(np.zeros((2, 8), np.float32), [request()])
     with pytest.raises(ValueError, match="outside the vocabulary"):
         sampler.prompt_logprobs(RAMP[None], [8], 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from octavo.ops import isa
 from octavo.sampling.reference import exp32, sample_reference
 from octavo.sampling.sampler import Sampler
-from support.sampling import random_logits, random_request, scheduled
+from support.sampling import random_logits, random_request
 
 MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 # Around the sizes of a register (16) and of a block (128), and one with more than a head of candidates.
@@ -25,7 +25,7 @@ def test_every_row_is_what_the_reference_says(native: ModuleType, vocab_size: in
         sampler = Sampler(native, native.ThreadPool(2), logprobs_mode=mode)
         logits = random_logits(vocab_size, 60, vocab_size)
         requests = [random_request(1000 * vocab_size + i, vocab_size) for i in range(60)]
-        for row, one, got in zip(logits, requests, sampler.sample(logits.copy(), scheduled(requests)), strict=True):
+        for row, one, got in zip(logits, requests, sampler.sample(logits.copy(), requests), strict=True):
             try:
                 token_id, logprobs = sample_reference(row, one, mode)
             except ValueError:
@@ -50,7 +50,7 @@ def test_top_p_of_a_large_vocabulary(native: ModuleType, spread: float) -> None:
     requests = [random_request(i, vocab_size) for i in range(6)]
     for one, top_p in zip(requests, (0.1, 0.5, 0.9, 0.95, 0.99, 0.9999), strict=True):
         one.params.top_p, one.params.top_k, one.params.temperature = top_p, 0, 1.0
-    for row, one, got in zip(logits, requests, sampler.sample(logits.copy(), scheduled(requests)), strict=True):
+    for row, one, got in zip(logits, requests, sampler.sample(logits.copy(), requests), strict=True):
         assert got.token_id == sample_reference(row, one)[0]
 
 
@@ -73,7 +73,7 @@ def test_a_row_alone_is_the_row_in_a_batch(seeds: list[int], vocab_size: int, mo
     sampler = Sampler(native, native.ThreadPool(1), logprobs_mode=mode)
     two_threads = Sampler(native, native.ThreadPool(2), logprobs_mode=mode)
     logits = random_logits(seeds[0], len(seeds), vocab_size)
-    rows = scheduled([random_request(seed, vocab_size) for seed in seeds])
+    rows = [random_request(seed, vocab_size) for seed in seeds]
     alone = [sampler.sample(logits[i : i + 1].copy(), [row])[0] for i, row in enumerate(rows)]
     assert sampler.sample(logits.copy(), rows) == alone
     assert two_threads.sample(logits.copy(), rows) == alone
@@ -89,6 +89,6 @@ def test_the_variants_agree(mode: str) -> None:
     results = []
     for variant in isa.available():
         native = isa.load(variant)
-        rows = scheduled([random_request(i, 1000) for i in range(200)])  # a request belongs to one engine
+        rows = [random_request(i, 1000) for i in range(200)]  # a request belongs to one engine
         results.append(Sampler(native, native.ThreadPool(1), logprobs_mode=mode).sample(logits.copy(), rows))
     assert all(result == results[0] for result in results)

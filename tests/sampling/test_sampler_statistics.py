@@ -11,7 +11,7 @@ import pytest
 from octavo.ops import isa
 from octavo.request import Request, SamplingParams
 from octavo.sampling.sampler import Sampler
-from support.sampling import request, scheduled
+from support.sampling import request
 
 NUM_DRAWS = 20_000
 LOGITS = (np.random.default_rng(4).standard_normal(40) * 1.5).astype(np.float32)
@@ -69,7 +69,7 @@ def test_draws_of_one_request_follow_the_distribution() -> None:
 def check(requests: list[Request], expected_shares: npt.NDArray[np.float64]) -> None:
     native = isa.load()
     sampler = Sampler(native, native.ThreadPool(1))
-    results = sampler.sample(np.tile(LOGITS, (NUM_DRAWS, 1)), scheduled(requests))
+    results = sampler.sample(np.tile(LOGITS, (NUM_DRAWS, 1)), requests)
     counts = np.bincount([result.token_id for result in results], minlength=len(LOGITS))
     expected = expected_shares * NUM_DRAWS
     assert counts[expected == 0].sum() == 0

@@ -263,7 +263,7 @@ def test_batch_5_chat_takes_the_rest_of_the_context(smol):
 
 
 def test_batch_1_a_prefix_hit_changes_no_answer(smol, uncached):
-    prompt = [1000 + i * 7919 % 40000 for i in range(600)]  # no other test's
+    prompt = [1001 + i * 7919 % 40000 for i in range(600)]  # no other test's
     body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
     def answer(_: int) -> tuple[list[int], int]:
@@ -274,7 +274,7 @@ def test_batch_1_a_prefix_hit_changes_no_answer(smol, uncached):
     answers = [answer(i) for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
         answers += pool.map(answer, range(4))
-    assert [cached for _, cached in answers] == [0] + [592] * 7
+    assert [cached for _, cached in answers] == [0] + [599] * 7
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     (expected,) = uncached.generate(prompt, params)
     assert expected.num_cached_tokens == 0
@@ -282,13 +282,13 @@ def test_batch_1_a_prefix_hit_changes_no_answer(smol, uncached):
 
 
 def test_batch_2_cached_tokens_are_reported_and_not_computed(smol):
-    prompt = [1000 + i for i in range(400)]
+    prompt = [2000 + i for i in range(400)]  # no other test's begins so
     body = {"prompt": prompt, "max_tokens": 1}
     first = smol.complete(**body)["usage"]
     hits = smol.metric("prefix_cache_hits_total")
     usage = smol.complete(**body)["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    assert first["prompt_tokens_details"]["cached_tokens"] == 0 and 384 <= cached <= 399
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0 and cached == 399  # all but the last
     assert smol.metric("prefix_cache_hits_total") - hits == cached
     last = smol.chunks(**body, stream_options={"include_usage": True})[-1]
     assert last["usage"] == usage

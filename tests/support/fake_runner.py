@@ -13,12 +13,25 @@ from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_manager import KVManager
-from octavo.core.plan import RowResult, ScheduledRequest, StepPlan, StepResult
+from octavo.core.plan import (
+    CopyBlock,
+    EvictBlock,
+    LoadBlock,
+    RestoreBlock,
+    RowResult,
+    SaveBlock,
+    ScheduledRequest,
+    StepPlan,
+    StepResult,
+    Transfer,
+)
 from octavo.core.policy import make_policy
+from octavo.core.preemption import make_preemption
 from octavo.core.scheduler import Scheduler
+from octavo.core.swap import SwapSpace
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineInfo, TokenDelta
-from octavo.request import EngineRequest, FinishReason, SamplingParams, TokenLogprobs
+from octavo.request import BeamHypothesis, EngineRequest, FinishReason, Request, SamplingParams, TokenLogprobs
 
 VOCAB_SIZE = 13
 
@@ -42,23 +55,73 @@ def logprobs_of(token_id: int, newest_kv: int) -> TokenLogprobs:
     return TokenLogprobs([token_id], [-(newest_kv % 1000) / 100], 1 + newest_kv % VOCAB_SIZE)
 
 
+def likeliest(newest_kv: int, count: int) -> TokenLogprobs:
+    """The token that a greedy request would get, then the likeliest `count`, with logprobs that never tie."""
+    logprobs = [
+        -(zlib.crc32(array("q", [newest_kv, token_id]).tobytes()) % 100003) / 10007 for token_id in range(VOCAB_SIZE)
+    ]
+    ranked = sorted(range(VOCAB_SIZE), key=lambda token_id: -logprobs[token_id])[:count]
+    return TokenLogprobs([ranked[0], *ranked], [logprobs[ranked[0]], *(logprobs[i] for i in ranked)], 1)
+
+
+class FakeStore:
+    """A tier behind the pool: the KV of evicted blocks, in a dict."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, list[int | None]] = {}
+        self.damaged: set[bytes] = set()
+
+    def contains(self, content_hash: bytes) -> bool:
+        return content_hash in self.blocks
+
+    def fetch(self, content_hash: bytes) -> object | None:
+        return None if content_hash in self.damaged else self.blocks.get(content_hash)
+
+
 class FakeRunner:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, store: FakeStore | None = None) -> None:
         self.block_size = block_size
+        self.store = store or FakeStore()
         self.cache: dict[int, int] = {}  # slot -> KV
+        self.swap_space: dict[int, list[int | None]] = {}
         self.failing: set[str] = set()  # requests whose next row fails alone
         self.explodes = False  # the next step raises
         self.plans: list[StepPlan] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        assert plan.scheduled, "an empty plan"
         self.plans.append(plan)
         if self.explodes:
             self.explodes = False
             raise RuntimeError("boom")
+        for transfer in plan.transfers:
+            self._move(transfer)
         # All rows read before any writes: whoever relies on what this very step computes finds it missing.
         histories = [[self.cache[self._slot(row, p)] for p in range(row.start)] for row in plan.scheduled]
         return StepResult([self._compute(*work) for work in zip(plan.scheduled, histories, strict=True)])
+
+    def _move(self, transfer: Transfer) -> None:
+        match transfer:
+            case CopyBlock(source, target, num_tokens):
+                self._write(target, self._read(source)[:num_tokens])
+            case SaveBlock(block_id, slot):
+                self.swap_space[slot] = self._read(block_id)
+            case RestoreBlock(slot, block_id):
+                self._write(block_id, self.swap_space[slot])
+            case EvictBlock(block_id, content_hash):
+                self.store.blocks[content_hash] = self._read(block_id)
+            case LoadBlock(payload, block_id):
+                self._write(block_id, payload)  # type: ignore[arg-type]
+
+    def _read(self, block_id: int) -> list[int | None]:
+        return [self.cache.get(block_id * self.block_size + i) for i in range(self.block_size)]
+
+    def _write(self, block_id: int, kv: list[int | None]) -> None:
+        """What is not written is lost: nobody may rely on it."""
+        for i in range(self.block_size):
+            self.cache.pop(block_id * self.block_size + i, None)
+        for i, value in enumerate(kv):
+            if value is not None:
+                self.cache[block_id * self.block_size + i] = value
 
     def _slot(self, row: ScheduledRequest, position: int) -> int:
         return row.block_table[position // self.block_size] * self.block_size + position % self.block_size
@@ -77,10 +140,18 @@ class FakeRunner:
             logprobs_of(request.token_ids[p + 1], history[p]) for p in range(row.start, row.start + row.num_scored)
         ]
         if row.samples:
-            result.token_id = sample(request.source, history[-1], request.num_output_tokens)
-            if request.params.logprobs is not None:
-                result.logprobs = logprobs_of(result.token_id, history[-1])
+            result.token_id, result.logprobs = self._sample(request, history[-1])
+            result.forks = [RowResult(*self._sample(fork, history[-1])) for fork in row.forks]
         return result
+
+    @staticmethod
+    def _sample(request: Request, newest_kv: int) -> tuple[int, TokenLogprobs | None]:
+        if request.source.beams is not None:
+            assert request.params.logprobs is not None
+            next_tokens = likeliest(newest_kv, request.params.logprobs)
+            return next_tokens.token_ids[0], next_tokens
+        token_id = sample(request.source, newest_kv, request.num_output_tokens)
+        return token_id, None if request.params.logprobs is None else logprobs_of(token_id, newest_kv)
 
 
 @dataclass
@@ -92,6 +163,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    hypotheses: list[BeamHypothesis] | None = None
 
     def take(self, delta: TokenDelta) -> None:
         assert self.finish_reason is None, "news after the end"
@@ -102,6 +174,7 @@ class Answer:
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.hypotheses = delta.hypotheses
 
 
 def expected_answer(source: EngineRequest, max_request_tokens: int) -> Answer:
@@ -136,7 +209,7 @@ def make_request(request_id: str, prompt: list[int], **fields: object) -> Engine
     """EngineRequest fields by their names; all others are those of SamplingParams."""
     own = {
         name: fields.pop(name)
-        for name in ("sample_index", "eos_token_ids", "cache_salt", "priority", "arrival_time")
+        for name in ("sample_index", "eos_token_ids", "cache_salt", "priority", "arrival_time", "fork_of", "beams")
         if name in fields
     }
     params = SamplingParams(**fields)  # type: ignore[arg-type]
@@ -153,17 +226,22 @@ def make_engine(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 256,
     long_prefill_token_threshold: int = 0,
+    num_slots: int = 0,
+    preemption_mode: str = "recompute",
+    store: FakeStore | None = None,
 ) -> Engine:
+    pool = BlockPool(num_blocks, enable_prefix_caching)
     scheduler = Scheduler(
-        KVManager(BlockPool(num_blocks, enable_prefix_caching), block_size),
+        KVManager(pool, block_size, swap=SwapSpace(num_slots), store=store),
         make_policy(policy),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         long_prefill_token_threshold=long_prefill_token_threshold,
+        preemption=make_preemption(preemption_mode),
     )
     info = EngineInfo(max_model_len, VOCAB_SIZE, block_size, num_blocks, "float32", "none", 1, "no memory")
-    return Engine(scheduler, FakeRunner(block_size), info)
+    return Engine(scheduler, FakeRunner(block_size, store), info)
 
 
 def run_to_end(engine: Engine, max_steps: int = 1000) -> dict[str, Answer]:

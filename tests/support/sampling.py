@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.plan import ScheduledRequest
 from octavo.request import EngineRequest, Request, SamplingParams
 
 Logits = npt.NDArray[np.float32]
@@ -40,10 +38,6 @@ def request(
     made = Request.from_source(source)
     made.token_ids.extend(output)
     return made
-
-
-def scheduled(requests: Sequence[Request]) -> list[ScheduledRequest]:
-    return [ScheduledRequest(r, r.num_tokens - 1, 1, array("i"), samples=True) for r in requests]
 
 
 def random_logits(seed: int, num_rows: int, num_columns: int) -> Logits:

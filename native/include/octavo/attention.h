@@ -30,6 +30,7 @@ class KVCache {
   KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim, DType dtype);
 
   DType dtype() const { return dtype_; }
+  int64_t num_blocks() const { return num_blocks_; }
   int64_t num_kv_heads() const { return num_kv_heads_; }
   int64_t head_dim() const { return head_dim_; }
   int64_t block_size() const { return block_size_; }
@@ -38,6 +39,14 @@ class KVCache {
   // Of one tile of one head, with its scales.
   int64_t key_tile_bytes() const { return key_tile_; }
   int64_t value_tile_bytes() const { return value_tile_; }
+  // Of a block: its keys, then its values.
+  int64_t block_bytes() const { return tiles_of_block() * num_kv_heads_ * (key_tile_ + value_tile_); }
+
+  // The first num_tokens tokens of a block into another one, or into the same; values behind them become zero.
+  void copy_block(int64_t from, int64_t to, int64_t num_tokens) const;
+  // A whole block to or from block_bytes() bytes elsewhere.
+  void save_block(int64_t block, uint8_t* out) const;
+  void load_block(int64_t block, const uint8_t* bytes) const;
 
   // T: float, bf16 or int8_t, as dtype() says.
   template <class T>
@@ -57,7 +66,9 @@ class KVCache {
   }
 
  private:
-  int64_t block_size_, num_kv_heads_, head_dim_;
+  int64_t tiles_of_block() const { return block_size_ / kTileTokens; }
+
+  int64_t num_blocks_, block_size_, num_kv_heads_, head_dim_;
   DType dtype_;
   int64_t key_tile_, value_tile_;  // bytes
   Memory keys_, values_;

@@ -62,7 +62,7 @@ class _TensorInfo:
 
 
 class _Reader:
-    """Walks through the header. Raises struct.error where the file ends too early."""
+    """Walks through the header. Raises struct.error, or OverflowError, where the file ends too early."""
 
     def __init__(self, data: npt.NDArray[np.uint8], with_vocabulary: bool) -> None:
         self.data = data.data  # a memoryview: slices of it are cheap
@@ -146,7 +146,7 @@ def _read_header(
             name, num_dims = reader.string(), reader.number(_U32)
             shape = tuple(reader.number(_U64) for _ in range(num_dims))[::-1]
             infos.append(_TensorInfo(name, shape, reader.number(_U32), reader.number(_U64)))
-    except struct.error as error:
+    except (struct.error, OverflowError) as error:
         raise CheckpointError(f"{path}: the file is cut short in its header, at byte {reader.position}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error

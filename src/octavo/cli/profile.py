@@ -153,7 +153,7 @@ def made_up_batch(engine: Engine, shape: Shape) -> Batch:
     for name, value, low, high in (
         ("--context-len", shape.context_len, 1, info.max_model_len),
         ("--num-tokens", shape.num_tokens, 1, shape.context_len),
-        ("--num-requests", shape.num_requests, 1, min(scheduler.max_num_seqs, info.num_blocks // blocks_each)),
+        ("--num-requests", shape.num_requests, 1, min(scheduler.queues.max_num_seqs, info.num_blocks // blocks_each)),
         ("--num-requests times --num-tokens", rows, 1, scheduler.max_num_batched_tokens),
     ):
         if not low <= value <= high:

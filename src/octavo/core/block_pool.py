@@ -18,11 +18,16 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
-    """Every operation takes constant time for each block."""
+    """Every operation takes constant time for each block.
+
+    `on_evict(block_id, content_hash)` hears of every block whose content is about to be given up for a new one.
+    """
+
+    on_evict: Callable[[int, bytes], None] | None = None
 
     def __init__(self, num_blocks: int, enable_prefix_caching: bool) -> None:
         self.num_blocks = num_blocks
@@ -52,7 +57,7 @@ class BlockPool:
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """One more reference to each of these blocks, which `find` gave."""
+        """One more reference to each of these blocks, which are in use or which `find` gave."""
         for block_id in block_ids:
             if self._num_refs[block_id] == 0:
                 del self._cached[block_id]
@@ -71,15 +76,23 @@ class BlockPool:
             else:
                 self._cached[block_id] = None
 
-    def publish(self, block_id: int, content_hash: bytes) -> None:
-        """Let `find` give this block, which is in use, full and computed. Of two equal blocks the first stays known."""
-        if self.enable_prefix_caching and content_hash not in self._block_with:
-            self._hash_of[block_id] = content_hash
-            self._block_with[content_hash] = block_id
+    def publish(self, block_id: int, content_hash: bytes) -> bool:
+        """Let `find` give this block, which is in use, and whose content is complete. False where another block with
+        this content is known: it stays the one."""
+        if not self.enable_prefix_caching or content_hash in self._block_with:
+            return False
+        self._hash_of[block_id] = content_hash
+        self._block_with[content_hash] = block_id
+        return True
 
     def find(self, content_hash: bytes) -> int | None:
         """The block with this content, in use or cached. It stays valid until the next `allocate`, or `share` it."""
         return self._block_with.get(content_hash)
+
+    def touch(self, block_id: int) -> None:
+        """A cached block was of use: it is evicted last."""
+        if block_id in self._cached:
+            self._cached.move_to_end(block_id)
 
     def count_free(self, block_ids: Sequence[int]) -> int:
         """How many of these blocks are free, so that sharing them takes as many from `num_free`."""
@@ -94,6 +107,8 @@ class BlockPool:
         assert content_hash is not None
         del self._block_with[content_hash]
         self._hash_of[block_id] = None
+        if self.on_evict is not None:
+            self.on_evict(block_id, content_hash)
         return block_id
 
     def check_integrity(self) -> None:

@@ -1,5 +1,14 @@
 """The records of a step: StepPlan and StepResult cross between the control plane and the compute plane,
 RequestUpdate is what the control plane made of them.
+
+A plan first moves blocks, then computes. Each transfer was decided on what the ones before it leave behind, so they are
+carried out in their order:
+
+    CopyBlock      block ──► block           a shared block is written to, or only begins as wanted
+    SaveBlock      block ──► slot            preempted: to the swap space …
+    RestoreBlock   slot  ──► block           … and back
+    EvictBlock     block ──► store           evicted: to a tier that outlives the pool (if there is one) …
+    LoadBlock      payload from it ──► block           … and back
 """
 
 from __future__ import annotations
@@ -7,8 +16,45 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from octavo.request import Request, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlock:
+    """The first `num_tokens` tokens of a block; what the destination holds behind them is finite and never read."""
+
+    from_block: int
+    to_block: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBlock:
+    block_id: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreBlock:
+    slot: int
+    block_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictBlock:
+    block_id: int
+    content_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBlock:
+    payload: object  # what the store gave
+    block_id: int
+
+
+Transfer: TypeAlias = CopyBlock | SaveBlock | RestoreBlock | EvictBlock | LoadBlock
 
 
 @dataclass(slots=True)
@@ -17,7 +63,7 @@ class ScheduledRequest:
 
     `block_table[i]` is the block that holds tokens [i * block_size, (i + 1) * block_size). What is wanted of the share:
     its first `num_scored` tokens each score the prompt token after them; its last one `samples` the next token, if it
-    is the last that the request holds.
+    is the last that the request holds. `forks` sample theirs from the same logits: they begin as copies of the request.
     """
 
     request: Request
@@ -26,12 +72,20 @@ class ScheduledRequest:
     block_table: array[int]
     samples: bool
     num_scored: int = 0
+    forks: list[Request] = field(default_factory=list)
+
+    @property
+    def sampling(self) -> list[Request]:
+        """Who samples from the row's logits, in order."""
+        return [self.request, *self.forks] if self.samples else []
 
 
 @dataclass(slots=True)
 class StepPlan:
     scheduled: list[ScheduledRequest]
     preempted: list[Request] = field(default_factory=list)
+    outgrown: list[Request] = field(default_factory=list)  # ended: alone they need more than the whole pool
+    transfers: list[Transfer] = field(default_factory=list)
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -46,11 +100,15 @@ class RowResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     error: str | None = None  # this row failed alone (NaN logits, an empty mask …)
+    forks: list[RowResult] = field(default_factory=list)  # of ScheduledRequest.forks, in order
 
 
 @dataclass(slots=True)
 class StepResult:
     rows: list[RowResult]  # aligned with StepPlan.scheduled
+    failed: bool = False  # the step itself: no transfer of its plan can be relied on
+    transfer_seconds: float = 0.0
+    compute_seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -14,21 +14,27 @@ There is no prefill and no decode. Each step hands out a budget of tokens so tha
     a chunk of a prompt     start + num_tokens < num_tokens of the request: nothing sampled yet
     a decode                num_computed_tokens = num_tokens - 1
     after a prefix hit      num_computed_tokens starts at the cached tokens
-    after a preemption      num_computed_tokens is 0 again, the output stays: it is computed like a prompt
+    after a preemption      num_computed_tokens is 0 again, the output stays: it is computed like a prompt; or, swapped
+                            out and in, it is what it was
+
+Most requests are one row of a step. Further samples of a prompt wait for the first to compute it, and fork from its
+row; a beam search is one request with a row for each beam (beam_group.py).
 """
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from octavo.core.kv_manager import KVManager
+from octavo.core.beam_group import BeamGroup
+from octavo.core.kv_manager import KVManager, Prefix
 from octavo.core.plan import RequestUpdate, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.core.policy import Policy
+from octavo.core.preemption import Preemption, Recompute
+from octavo.core.queues import Queues
+from octavo.core.rows import Rows
 from octavo.errors import ContextLengthError, InvalidRequestError
-from octavo.request import FinishReason, Request, RequestStatus
+from octavo.request import FinishReason, Request, RequestStatus, TokenLogprobs
 
 # Prompt tokens of a step that several prompts share. Their ends come one after the other then, and the mean first token
 # sooner, where one large step would give all of them last. Fewer would cost more than they gain: each step reads all
@@ -46,18 +52,20 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         long_prefill_token_threshold: int = 0,
+        preemption: Preemption | None = None,
     ) -> None:
         self.kv = kv
         self.policy = policy
-        self.max_num_seqs = max_num_seqs
+        self.preemption = preemption or Recompute()
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.long_prefill_token_threshold = long_prefill_token_threshold
         # The pool's last token can still sample one more, which will never be computed.
         self.max_request_tokens = min(max_model_len, kv.max_tokens + 1)
-        self.waiting: list[Request] = []  # in the policy's order
-        self.running: list[Request] = []  # in the policy's order
+        self.queues = Queues(policy, max_num_seqs)
+        self.rows = Rows(kv)
         self.num_preemptions = 0
+        self.num_swaps = 0  # preemptions that kept what was computed
         self.num_steps = 0
         self.step_tokens = 0  # tokens scheduled in the last step
         self._requests: dict[str, Request] = {}  # by request_id: waiting and running
@@ -66,11 +74,29 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return self.queues.waiting
+
+    @property
+    def running(self) -> Sequence[Request]:
+        return self.queues.running
+
     # ── Requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: Request) -> None:
         """Queue a request. InvalidRequestError where it could never run, with the numbers."""
-        num_prompt_tokens = request.num_prompt_tokens
+        self._check(request)
+        first = self._requests.get(request.source.fork_of or "")
+        if first is not None and first.num_output_tokens == 0:
+            first.forks.append(request)
+            request.fork_from = first
+        self._requests[request.request_id] = request
+        self.rows.add(request, self.max_request_tokens - request.num_prompt_tokens)
+        self.queues.add(request)
+
+    def _check(self, request: Request) -> None:
+        num_prompt_tokens, num_seats = request.num_prompt_tokens, request.num_seats
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
         if num_prompt_tokens == 0:
@@ -88,8 +114,11 @@ class Scheduler:
                 f"({self.kv.pool.num_blocks} blocks of {self.kv.block_size})",
                 param="prompt",
             )
-        self._requests[request.request_id] = request
-        self._insert(self.waiting, request)
+        if num_seats > self.queues.max_num_seqs:
+            raise InvalidRequestError(
+                f"beam_width is {num_seats}; at most {self.queues.max_num_seqs} (max_num_seqs) run at once",
+                param="beam_width",
+            )
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """End these requests, wherever they are, and give their blocks back; unknown and finished ids are ignored."""
@@ -101,60 +130,81 @@ class Scheduler:
     # ── Before the step ──────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> StepPlan:
-        """The next step's work. It is empty only when no request is unfinished."""
+        """The next step's work. Nothing is scheduled only when no request is unfinished, or when the last one of them
+        has just outgrown the pool."""
         plan = StepPlan(scheduled=[])
         budget = self._schedule_running(plan, self.max_num_batched_tokens)
         if not plan.preempted:  # blocks are short: whoever came now would be the next victim
             self._schedule_waiting(plan, budget)
+        plan.transfers = self.kv.take_transfers()
         self.num_steps += 1
         self.step_tokens = plan.num_scheduled_tokens
         return plan
 
     def _schedule_running(self, plan: StepPlan, budget: int) -> int:
         """Decodes first, one token each, so that no stream stalls behind a prompt. Returns what is left of `budget`."""
-        unscheduled = deque(request for request in self.running if request.num_left == 1)
+        unscheduled = deque(request for request in self.running if self.rows.are_decodes(request))
         num_decodes = len(unscheduled)
-        unscheduled.extend(request for request in self.running if request.num_left > 1)
-        num_seats = self.max_num_seqs - len(self.running)
-        if len(unscheduled) - num_decodes + min(num_seats, len(self.waiting)) > 1:
+        unscheduled.extend(request for request in self.running if not self.rows.are_decodes(request))
+        if len(unscheduled) - num_decodes + min(self.queues.num_free_seats, len(self.waiting)) > 1:
             budget = min(budget, num_decodes + MAX_SHARED_TOKENS)
         while unscheduled and budget > 0:
             request = unscheduled[0]
-            if self._make_room(request, unscheduled, plan):
+            rows = self.rows.pending(request)
+            if self._make_room(request, rows, unscheduled, plan):
                 unscheduled.popleft()
-                budget -= self._schedule(request, budget, bool(unscheduled) or self._may_admit(), plan)
+                budget -= self._schedule(rows, budget, bool(unscheduled) or self.queues.may_admit, plan)
         return budget
 
     def _schedule_waiting(self, plan: StepPlan, budget: int) -> None:
-        """Admit whoever fits, strictly in the policy's order: a small request does not starve a big one."""
-        while self._may_admit() and budget > 0:
-            request = self.waiting[0]
-            cached = self.kv.lookup(request)
-            # All blocks for what a request holds, and a spare one for every request already running: so a prompt never
-            # stops halfway for want of blocks, and who was preempted does not come back only to be preempted again.
-            if not self.kv.admit(request, cached, num_spare_blocks=len(self.running)):
+        """Admit whoever fits, strictly in the policy's order: a small request does not starve a big one. Passed over
+        are only those for whom a running request is at work."""
+        for request in tuple(self.waiting):
+            if budget <= 0 or not self.queues.has_seats(request):
                 return
-            del self.waiting[0]
-            self._start(request, num_cached_tokens=len(cached) * self.kv.block_size)
-            budget -= self._schedule(request, budget, self._may_admit(), plan)
+            if request.fork_from is not None or request.status is RequestStatus.RUNNING:  # it waits for, or has joined
+                continue
+            if request.is_swapped_out:
+                is_admitted = self._swap_in(request)
+            else:
+                row = self.rows.all(request)[0]
+                prefix = self.kv.lookup(row)
+                num_known = (len(prefix.block_ids) + len(prefix.stored)) * self.kv.block_size
+                if 2 * prefix.num_in_progress > row.num_tokens - num_known:
+                    continue  # most of what it lacks is about to be there
+                is_admitted = self._admit(request, row, prefix)
+            if not is_admitted:
+                return
+            self.queues.start(request)
+            budget -= self._schedule(self.rows.pending(request), budget, self.queues.may_admit, plan)
 
-    def _may_admit(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.max_num_seqs
-
-    def _start(self, request: Request, num_cached_tokens: int) -> None:
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached_tokens
+    def _admit(self, request: Request, row: Request, prefix: Prefix) -> bool:
+        # All blocks for what a request holds, and a spare one for every row already running: so a prompt never stops
+        # halfway for want of blocks, and who was preempted does not come back only to be preempted again.
+        num_cached_tokens = self.kv.admit(row, prefix, num_spare_blocks=self.queues.num_seats_taken)
+        if num_cached_tokens is None:
+            return False
+        row.num_computed_tokens = num_cached_tokens
         if request.first_scheduled_time is None:
-            request.first_scheduled_time = time.time()
             request.num_cached_tokens = num_cached_tokens
-        self._insert(self.running, request)
+        return True
 
-    def _insert(self, queue: list[Request], request: Request) -> None:
-        """Where the policy's order puts it, behind its equals."""
-        queue.insert(bisect_right(queue, self.policy.order(request), key=self.policy.order), request)
+    def _swap_in(self, request: Request) -> bool:
+        rows = [row for row in self.rows.all(request) if row in self.kv.swap]
+        if not self.kv.swap_in(rows, num_spare_blocks=self.queues.num_seats_taken):
+            return False
+        request.is_swapped_out = False
+        return True
 
-    def _schedule(self, request: Request, budget: int, others_wait: bool, plan: StepPlan) -> int:
-        """Put the request into the plan with as much of `budget` as it may have. Returns how much that is."""
+    def _schedule(self, rows: Sequence[Request], budget: int, others_wait: bool, plan: StepPlan) -> int:
+        """Put a request's rows into the plan with as much of `budget` as they may have. Returns how much that is."""
+        left = budget
+        for row in rows:
+            if left > 0:
+                left -= self._schedule_row(row, left, others_wait, plan)
+        return budget - left
+
+    def _schedule_row(self, request: Request, budget: int, others_wait: bool, plan: StepPlan) -> int:
         start, num_tokens = request.num_computed_tokens, request.num_left
         if others_wait and self.long_prefill_token_threshold:
             budget = min(budget, self.long_prefill_token_threshold)
@@ -166,68 +216,139 @@ class Scheduler:
         row = ScheduledRequest(request, start, num_tokens, self.kv.block_table(request), samples)
         if request.wants_prompt_logprobs:
             row.num_scored = min(start + num_tokens, request.num_prompt_tokens - 1) - start
+        if samples and request.forks:
+            self._start_forks(request, row)
         plan.scheduled.append(row)
         return num_tokens
 
-    def _make_room(self, request: Request, unscheduled: deque[Request], plan: StepPlan) -> bool:
+    def _start_forks(self, first: Request, row: ScheduledRequest) -> None:
+        """The samples that wait for this one join it, as far as there are seats; the others will find its blocks."""
+        for request in first.forks:
+            request.fork_from = None
+            if self.queues.has_seats(request):
+                self.kv.fork(first, request, first.num_tokens)
+                request.num_cached_tokens = first.num_cached_tokens
+                self.queues.start(request)
+                row.forks.append(request)
+        first.forks.clear()
+
+    def _make_room(
+        self, request: Request, rows: Sequence[Request], unscheduled: deque[Request], plan: StepPlan
+    ) -> bool:
         """Blocks for all tokens of a running request. Where there are too few, some of `unscheduled`, to which it
         belongs, are preempted and leave that queue. False if the request had to give way itself."""
-        while not self.kv.allocate(request, request.num_tokens):
+        while not all(self.kv.allocate(row, row.num_tokens) for row in rows):
             victim = self.policy.victim(unscheduled)
             unscheduled.remove(victim)
-            self._preempt(victim)
-            plan.preempted.append(victim)
+            if len(self.running) == 1:  # beams that have outgrown the pool
+                self._cut_short(victim, plan)
+            else:
+                self._preempt(victim)
+                plan.preempted.append(victim)
             if victim is request:
                 return False
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take the blocks away. The request waits before its equals, keeps its output, and is computed again."""
-        self.kv.free(request)
-        self.running.remove(request)
-        request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
+        """Take the blocks away. The request waits before its equals, keeps its output, and what it has computed is
+        swapped out, or computed again."""
+        rows = self.rows.with_blocks(request)
+        num_tokens = sum(row.num_computed_tokens for row in rows)
+        num_blocks = sum(len(self.kv.block_table(row)) for row in rows)
+        request.is_swapped_out = self.preemption.swaps(num_tokens, num_blocks) and self.kv.swap_out(rows)
+        if request.is_swapped_out:
+            self.num_swaps += 1
+        else:
+            for row in rows:
+                self.kv.free(row, publish_tail=True)
+            self.rows.forget_computed(request)
+        self.queues.put_back(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.insert(bisect_left(self.waiting, self.policy.order(request), key=self.policy.order), request)
+
+    def _cut_short(self, request: Request, plan: StepPlan) -> None:
+        group = self.rows.group(request)
+        if group is not None:
+            group.search.cut_short()
+        self._finish(request, FinishReason.LENGTH)
+        plan.outgrown.append(request)
 
     # ── After the step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
         """Take in what was computed: one update for each request that has a new token or has ended."""
-        updates = []
+        self.preemption.observe(plan, result)
+        if result.failed:
+            self._forget_swaps(plan)
+        updates = [RequestUpdate(request, []) for request in plan.outgrown]
         for row, outcome in zip(plan.scheduled, result.rows, strict=True):
-            if row.request.status is not RequestStatus.RUNNING:
-                continue  # aborted while the step ran: its blocks are free, its token is nobody's
-            update = self._update_request(row, outcome)
-            if update is not None:
-                updates.append(update)
+            # A row without blocks ended while the step ran, or with an earlier row: its token is nobody's.
+            if self.kv.holds_blocks(row.request):
+                updates += self._update_request(self._requests[row.request.request_id], row, outcome)
+            for fork, forked in zip(row.forks, outcome.forks, strict=True):
+                if self.kv.holds_blocks(fork):
+                    updates.append(self._update_fork(fork, row, forked))
         return updates
 
-    def _update_request(self, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate | None:
-        request = row.request
+    def _forget_swaps(self, plan: StepPlan) -> None:
+        """Nothing was saved: who was swapped out has to compute again."""
+        for request in plan.preempted:
+            if request.is_swapped_out:
+                self.kv.swap.release(self.rows.all(request))
+                request.is_swapped_out = False
+                self.rows.forget_computed(request)
+
+    def _update_request(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> list[RequestUpdate]:
+        group = self.rows.group(request)
         if outcome.error is not None:  # nothing it computed in this step becomes known to others
             self._finish(request, FinishReason.ERROR, error=outcome.error)
-            return RequestUpdate(request, [])
-        request.num_computed_tokens = row.start + row.num_tokens
-        self.kv.publish(request)
+            return [RequestUpdate(request, [])]
+        if group is not None:
+            return self._update_beam(group, row, outcome)
         prompt_logprobs = None
         if request.wants_prompt_logprobs:
             prompt_logprobs = request.prompt_logprobs
             # Entry i is position i + 1: a chunk that is computed again after a preemption replaces its own.
             prompt_logprobs[row.start :] = outcome.prompt_logprobs
+        self._note_computed(request, row)
+        if row.samples:
+            return [self._take_token(request, outcome, prompt_logprobs)]
         if request.num_left > 0:
-            return None
+            return []
+        self._finish(request, FinishReason.LENGTH)
+        return [RequestUpdate(request, [], None, prompt_logprobs)]
+
+    def _update_fork(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate:
+        if outcome.error is not None:
+            self._finish(request, FinishReason.ERROR, error=outcome.error)
+            return RequestUpdate(request, [])
+        self._note_computed(request, row)
+        return self._take_token(request, outcome)
+
+    def _take_token(
+        self, request: Request, outcome: RowResult, prompt_logprobs: list[TokenLogprobs] | None = None
+    ) -> RequestUpdate:
         token_id = outcome.token_id
-        if not row.samples:
-            self._finish(request, FinishReason.LENGTH)
-            return RequestUpdate(request, [], None, prompt_logprobs)
         assert token_id is not None, f"request {request.request_id}: a row that samples has a token"
         request.token_ids.append(token_id)
         self._finish_if_due(request, token_id)
         return RequestUpdate(
             request, [token_id], None if outcome.logprobs is None else [outcome.logprobs], prompt_logprobs
         )
+
+    def _update_beam(self, group: BeamGroup, row: ScheduledRequest, outcome: RowResult) -> list[RequestUpdate]:
+        self._note_computed(row.request, row)
+        if row.samples:
+            assert outcome.logprobs is not None, "a beam's row has its likeliest tokens"
+            group.take(row.request, outcome.logprobs)
+        if not group.is_complete or group.advance(self.kv):
+            return []
+        self._finish(group.request, FinishReason.STOP)
+        return [RequestUpdate(group.request, [])]
+
+    def _note_computed(self, request: Request, row: ScheduledRequest) -> None:
+        request.num_computed_tokens = row.start + row.num_tokens
+        self.kv.publish(request)
 
     def _finish_if_due(self, request: Request, token_id: int) -> None:
         """End the request if its newest token does. Stop beats length on the same token."""
@@ -243,16 +364,24 @@ class Scheduler:
     def _finish(
         self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None
     ) -> None:
-        self.kv.free(request)
-        (self.running if request.status is RequestStatus.RUNNING else self.waiting).remove(request)
+        for row in self.rows.all(request):
+            self.kv.free(row, publish_tail=reason is not FinishReason.ERROR)
+        group = self.rows.group(request)
+        if group is not None:
+            request.hypotheses = group.search.finished
+        for fork in request.forks:  # they go their own way
+            fork.fork_from = None
+        request.forks.clear()
+        if request.fork_from is not None:
+            request.fork_from.forks.remove(request)
+        self.rows.remove(request)
+        self.queues.remove(request)
         del self._requests[request.request_id]
-        request.status = RequestStatus.FINISHED
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
 
     def check_integrity(self) -> None:
         """AssertionError unless queues, statuses and blocks agree."""
         self.kv.check_integrity()
-        assert all(r.status is RequestStatus.RUNNING for r in self.running), "a request that runs has another status"
-        assert not any(r.status in (RequestStatus.RUNNING, RequestStatus.FINISHED) for r in self.waiting)
+        self.queues.check_integrity()
         assert len(self.running) + len(self.waiting) == len(self._requests), "a request is in no queue, or in two"
         assert self.running or self.kv.pool.num_used == 0, "blocks are in use, but nothing runs"

@@ -14,7 +14,9 @@ from octavo.config import EngineConfig
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_manager import KVManager
 from octavo.core.policy import make_policy
+from octavo.core.preemption import make_preemption
 from octavo.core.scheduler import Scheduler
+from octavo.core.swap import SwapSpace
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineInfo
 from octavo.models.config import ModelConfig
@@ -23,7 +25,8 @@ from octavo.ops import isa
 from octavo.ops.api import CacheDType, DType
 from octavo.ops.cpu import CpuBackend
 from octavo.quant.formats import WeightFormats, choose_formats
-from octavo.runtime.memory import MemoryPlan, available_memory, plan_memory, workspace_bytes
+from octavo.runtime.kv_cache import KVStorage
+from octavo.runtime.memory import GiB, MemoryPlan, available_memory, plan_memory, workspace_bytes
 from octavo.runtime.program import EagerExecutor, ProgramExecutor
 from octavo.runtime.runner import Executor, Runner
 from octavo.sampling.sampler import Sampler
@@ -56,8 +59,12 @@ def build_engine(config: EngineConfig) -> Engine:
         for _ in range(model_config.num_layers)
     ]
     sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
-    runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler)
-    return Engine(_scheduler(config, plan), runner, _info(config, model_config, dtype, formats, backend, plan))
+    num_slots = int(config.swap_space * GiB) // plan.block_bytes
+    storage = KVStorage(kv_caches, num_slots=num_slots, swap_dir=config.swap_dir)
+    runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler, storage)
+    return Engine(
+        _scheduler(config, plan, num_slots), runner, _info(config, model_config, dtype, formats, backend, plan)
+    )
 
 
 def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
@@ -74,14 +81,16 @@ def _executor(
     return ProgramExecutor(model, backend, kv_caches, block_size, config.max_num_batched_tokens)
 
 
-def _scheduler(config: EngineConfig, plan: MemoryPlan) -> Scheduler:
+def _scheduler(config: EngineConfig, plan: MemoryPlan, num_slots: int) -> Scheduler:
+    pool = BlockPool(plan.num_blocks, config.enable_prefix_caching)
     return Scheduler(
-        KVManager(BlockPool(plan.num_blocks, config.enable_prefix_caching), plan.block_size),
+        KVManager(pool, plan.block_size, swap=SwapSpace(num_slots)),
         make_policy(config.scheduling_policy),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        preemption=make_preemption(config.preemption_mode if num_slots else "recompute"),
     )
 
 

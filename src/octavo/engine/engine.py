@@ -22,7 +22,7 @@ class Runner(Protocol):
     """The compute plane (runtime/runner.py), as the engine sees it."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Compute a plan, which is not empty. One row of the result for each scheduled request, in order."""
+        """Carry out a plan. One row of the result for each scheduled request, in order."""
 
 
 class Engine:
@@ -64,6 +64,7 @@ class Engine:
             prefix_cache_queries=kv.num_lookup_tokens,
             prefix_cache_hits=kv.num_hit_tokens,
             num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.num_swaps,
             num_steps=scheduler.num_steps,
             step_tokens=scheduler.step_tokens,
         )
@@ -76,7 +77,8 @@ class Engine:
 def _failed(plan: StepPlan, error: Exception) -> StepResult:
     logger.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
     message = f"the step that computed this request failed: {type(error).__name__}: {error}"
-    return StepResult([RowResult(error=message) for _ in plan.scheduled])
+    rows = [RowResult(error=message, forks=[RowResult(error=message) for _ in row.forks]) for row in plan.scheduled]
+    return StepResult(rows, failed=True)
 
 
 def as_delta(update: RequestUpdate) -> TokenDelta:
@@ -88,4 +90,5 @@ def as_delta(update: RequestUpdate) -> TokenDelta:
         delta.num_cached_tokens = request.num_cached_tokens
         delta.num_preemptions = request.num_preemptions
         delta.first_scheduled_time = request.first_scheduled_time
+        delta.hypotheses = request.hypotheses
     return delta

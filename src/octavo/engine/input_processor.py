@@ -7,6 +7,7 @@ ids) and the fan-out of n. It knows no text after the prompt and no engine beyon
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import operator
 import secrets
@@ -15,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from octavo.core.beams import num_candidates
 from octavo.errors import ContextLengthError, InvalidRequestError
-from octavo.request import EngineRequest, SamplingParams
+from octavo.request import BeamSearchParams, EngineRequest, OutputKind, SamplingParams
 from octavo.sampling.validate import validate_for_model
 
 if TYPE_CHECKING:
@@ -50,11 +52,16 @@ def repeatable_seeds(seed: int) -> Iterator[int]:
 
 @dataclass(slots=True)
 class ProcessedRequest:
-    """One prompt, ready for the engine: `samples` are its n EngineRequests, in the order of their sample_index."""
+    """One prompt, ready for the engine: `samples` are its n EngineRequests, in the order of their sample_index. Those
+    of a beam search are one request to the engine, with one id."""
 
     request_id: str
     prompt: str | None  # None: token ids were given
     samples: list[EngineRequest]
+
+    @property
+    def for_engine(self) -> list[EngineRequest]:
+        return self.samples[:1] if self.samples[0].beams is not None else self.samples
 
 
 class InputProcessor:
@@ -93,6 +100,49 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> ProcessedRequest:
+        text, first = self._first_sample(request_id, prompt, params, priority, cache_salt)
+        samples = [first]
+        if first.params.n > 1:
+            # The first computes the prompt for all of them, and scores it.
+            others = dataclasses.replace(first, params=copy.copy(first.params), fork_of=first.request_id)
+            others.params.prompt_logprobs = None
+            samples += [
+                dataclasses.replace(others, request_id=self._engine_id(request_id), sample_index=index)
+                for index in range(1, first.params.n)
+            ]
+        return ProcessedRequest(request_id, text, samples)
+
+    def process_beams(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        beams: BeamSearchParams,
+        *,
+        output_kind: OutputKind = "final_only",
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> ProcessedRequest:
+        """A beam search: one sample for each beam that comes out, of which the engine gets the first, for all."""
+        steps = SamplingParams(
+            n=beams.beam_width,
+            max_tokens=beams.max_tokens,
+            temperature=beams.temperature,
+            ignore_eos=beams.ignore_eos,
+            skip_special_tokens=beams.skip_special_tokens,
+            include_stop_str_in_output=beams.include_stop_str_in_output,
+            output_kind=output_kind,
+        )
+        text, first = self._first_sample(request_id, prompt, steps, priority, cache_salt)
+        num_ends = 0 if beams.ignore_eos else len(self._eos_token_ids)
+        first.params.logprobs = min(num_candidates(beams.beam_width, num_ends), self._num_vocab_tokens)
+        first.beams = beams
+        samples = [dataclasses.replace(first, sample_index=index) for index in range(beams.beam_width)]
+        return ProcessedRequest(request_id, text, samples)
+
+    def _first_sample(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None
+    ) -> tuple[str | None, EngineRequest]:
+        """The prompt's text, if it was given, and the EngineRequest of sample 0."""
         text, token_ids, salt = _read_prompt(prompt, cache_salt)
         if token_ids is None:
             token_ids = self._tokenizer.encode(text or "")
@@ -104,24 +154,20 @@ class InputProcessor:
                 param="prompt",
             )
         params = self._complete(params, len(token_ids))
-        seed = self._next_seed() if params.seed is None else params.seed
-        arrival_time = time.time()
-        samples = [
-            EngineRequest(
-                request_id=f"{request_id}#{next(self._sample_numbers)}",
-                prompt_token_ids=token_ids,
-                params=params,
-                seed=seed,
-                sample_index=index,
-                eos_token_ids=self._eos_token_ids,
-                num_vocab_tokens=self._num_vocab_tokens,
-                cache_salt=salt,
-                priority=priority,
-                arrival_time=arrival_time,
-            )
-            for index in range(params.n)
-        ]
-        return ProcessedRequest(request_id, text, samples)
+        return text, EngineRequest(
+            request_id=self._engine_id(request_id),
+            prompt_token_ids=token_ids,
+            params=params,
+            seed=self._next_seed() if params.seed is None else params.seed,
+            eos_token_ids=self._eos_token_ids,
+            num_vocab_tokens=self._num_vocab_tokens,
+            cache_salt=salt,
+            priority=priority,
+            arrival_time=time.time(),
+        )
+
+    def _engine_id(self, request_id: str) -> str:
+        return f"{request_id}#{next(self._sample_numbers)}"
 
     def _check_ids(self, token_ids: list[int]) -> None:
         if not token_ids:

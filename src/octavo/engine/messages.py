@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from octavo.request import FinishReason, TokenLogprobs
+from octavo.request import BeamHypothesis, FinishReason, TokenLogprobs
 
 
 class TokenDelta(msgspec.Struct, array_like=True):
@@ -16,7 +16,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
 
     `stop_reason` is the stop token's id where one of `stop_token_ids` ended it (stop strings are found by the front
     end, which sees the text). The counts and `first_scheduled_time` come with the first news and with the last ones;
-    `prompt_logprobs` with the first: a prompt longer than one step's budget is complete by then.
+    `prompt_logprobs` with the first: a prompt longer than one step's budget is complete by then. A beam search has no
+    news but its end: `hypotheses`, best first.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
     error: str | None = None
+    hypotheses: list[BeamHypothesis] | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True):
@@ -42,6 +44,7 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     num_preemptions: int = 0
     num_steps: int = 0
     step_tokens: int = 0  # tokens scheduled in the last step
+    num_swaps: int = 0  # preemptions that kept what was computed
 
 
 @dataclass(slots=True)

@@ -7,10 +7,12 @@ gets fewer, larger outputs and nothing piles up.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
@@ -42,8 +44,10 @@ class SampleState:
         self.request = request
         self.source = source
         self.token_ids: list[int] = []
-        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        is_beam = source.beams is not None  # its logprobs are the search's, not the caller's
+        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None or is_beam else []
         self.cumulative_logprob = 0.0
+        self.score: float | None = None  # of a beam
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.num_preemptions = 0
@@ -135,10 +139,11 @@ class SampleState:
             index=self.source.sample_index,
             text=text,
             token_ids=self.token_ids[start:end],
-            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            cumulative_logprob=None if self.logprobs is None and self.score is None else self.cumulative_logprob,
             logprobs=None if self.logprobs is None else self.logprobs[start:end],
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self.stop_reason,
+            score=self.score,
         )
 
 
@@ -163,6 +168,23 @@ class RequestState:
     @property
     def finished(self) -> bool:
         return self.num_unfinished == 0
+
+    def unfold(self, sample: SampleState, delta: TokenDelta) -> list[tuple[SampleState, TokenDelta]]:
+        """A delta and whom it is for: the end of a beam search is news for all its samples."""
+        if sample.source.beams is None:
+            return [(sample, delta)]
+        hypotheses = delta.hypotheses or []
+        if hypotheses and len(hypotheses) < len(self.samples):  # a vocabulary smaller than the beam is wide
+            self.num_unfinished -= len(self.samples) - len(hypotheses)
+            del self.samples[len(hypotheses) :]
+        unfolded = []
+        for beam, hypothesis in zip_longest(self.samples, hypotheses):
+            news = copy.copy(delta)
+            if hypothesis is not None:
+                beam.score, beam.cumulative_logprob = hypothesis.score, hypothesis.cumulative_logprob
+                news.token_ids, news.finish_reason = hypothesis.token_ids, hypothesis.finish_reason
+            unfolded.append((beam, news))
+        return unfolded
 
     def take_output(self) -> RequestOutput | None:
         """What the caller is to see now, by `params.output_kind`; None when there is nothing new for it."""
@@ -197,7 +219,7 @@ class StepNews:
     updated: list[RequestState] = field(default_factory=list)
     to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
     finished: list[SampleState] = field(default_factory=list)
-    num_prompt_tokens: int = 0  # of the samples that got their first token
+    num_prompt_tokens: int = 0  # of the requests that got their first token
     num_output_tokens: int = 0
     times_to_first_token: list[float] = field(default_factory=list)  # seconds
     inter_token_latencies: list[float] = field(default_factory=list)  # seconds
@@ -219,7 +241,7 @@ class OutputProcessor:
         """From here on, deltas of its samples are followed."""
         request = RequestState(processed, self._tokenizer)
         for sample in request.samples:
-            self._samples[sample.source.request_id] = sample
+            self._samples.setdefault(sample.source.request_id, sample)  # beams share one
         return request
 
     def process(self, deltas: list[TokenDelta]) -> StepNews:
@@ -231,15 +253,19 @@ class OutputProcessor:
             sample = self._samples.get(delta.request_id)
             if sample is None:
                 continue  # ended by a stop string or an abort while the engine was still at it
-            self._note_times(sample, delta, now, news)
-            if self._apply(sample, delta):
-                news.to_abort.append(delta.request_id)
-            if sample.finished:
-                self._finish(sample, now)
-                news.finished.append(sample)
+            for each, its_delta in sample.request.unfold(sample, delta):
+                self._take(each, its_delta, now, news)
             updated[id(sample.request)] = sample.request
         news.updated = list(updated.values())
         return news
+
+    def _take(self, sample: SampleState, delta: TokenDelta, now: float, news: StepNews) -> None:
+        self._note_times(sample, delta, now, news)
+        if self._apply(sample, delta):
+            news.to_abort.append(delta.request_id)
+        if sample.finished:
+            self._finish(sample, now)
+            news.finished.append(sample)
 
     def abort(self, request: RequestState) -> StepNews:
         """End what still lives of a request. Its `to_abort` goes to the engine."""
@@ -284,7 +310,7 @@ class OutputProcessor:
         request.num_unfinished -= 1
         if request.finished:
             request.metrics.finished_time = now
-        del self._samples[sample.source.request_id]
+        self._samples.pop(sample.source.request_id, None)
 
     @staticmethod
     def _note_times(sample: SampleState, delta: TokenDelta, now: float, news: StepNews) -> None:
@@ -295,7 +321,8 @@ class OutputProcessor:
             sample.first_token_time = now
             metrics = sample.request.metrics
             metrics.first_token_time = metrics.first_token_time or now
-            news.num_prompt_tokens += len(sample.source.prompt_token_ids)
+            if sample.source.sample_index == 0:
+                news.num_prompt_tokens += len(sample.source.prompt_token_ids)
             news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
         else:
             news.inter_token_latencies.append(max(0.0, now - sample.last_token_time))

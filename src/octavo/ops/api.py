@@ -29,7 +29,6 @@ import numpy.typing as npt
 Tensor = Any  # a backend's array, [rows, columns]
 Matrix = Any  # a backend's packed weight matrix, [N, K]: N outputs, K inputs
 Vector = Any  # a backend's float32 vector
-KVCache = Any  # a backend's cache of one layer
 DType = Literal["float32", "bfloat16"]
 ActivationDType = Literal["float32", "bfloat16", "int8"]
 CacheDType = Literal["float32", "bfloat16", "int8"]
@@ -38,6 +37,24 @@ CacheDType = Literal["float32", "bfloat16", "int8"]
 Storage = Literal["plain", "blocks", "int8", "int4"]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+
+
+class KVCache(Protocol):
+    """A backend's paged cache of one layer."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, keys and values."""
+
+    def copy_block(self, from_block: int, to_block: int, num_tokens: int) -> None:
+        """The first `num_tokens` tokens of a block into another one, or the same. What then stands behind them is
+        finite."""
+
+    def save_block(self, block: int, out: npt.NDArray[np.uint8]) -> None:
+        """A block's bytes into `out` [block_bytes]."""
+
+    def load_block(self, block: int, bytes: npt.NDArray[np.uint8]) -> None:
+        """The way back."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from octavo.ops.api import ActivationDType, Batch, CacheDType, DType, Float32Array, Int32Array, Storage, TensorSource
 from octavo.ops.decode import decode
@@ -55,6 +56,31 @@ class ReferenceKVCache:
     def operand_dtype(self) -> DType:
         """What the products round queries and probabilities to."""
         return "float32" if self.dtype == "float32" else "bfloat16"
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self._slots(array, 0).nbytes for array in self._arrays)
+
+    def copy_block(self, from_block: int, to_block: int, num_tokens: int) -> None:
+        for array in self._arrays:
+            self._slots(array, to_block)[:num_tokens] = self._slots(array, from_block)[:num_tokens]
+
+    def save_block(self, block: int, out: npt.NDArray[np.uint8]) -> None:
+        out[:] = np.concatenate([self._slots(array, block).reshape(-1).view(np.uint8) for array in self._arrays])
+
+    def load_block(self, block: int, bytes: npt.NDArray[np.uint8]) -> None:
+        start = 0
+        for array in self._arrays:
+            slots = self._slots(array, block)
+            slots[:] = bytes[start : start + slots.nbytes].view(np.float32).reshape(slots.shape)
+            start += slots.nbytes
+
+    @property
+    def _arrays(self) -> tuple[Float32Array, ...]:
+        return self.k, self.v, self.k_scale, self.v_scale
+
+    def _slots(self, array: Float32Array, block: int) -> Float32Array:
+        return array[block * self.block_size : (block + 1) * self.block_size]
 
 
 class ReferenceOps:

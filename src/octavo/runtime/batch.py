@@ -16,8 +16,8 @@ from octavo.ops.api import Batch, Int32Array
 
 
 def make_batch(plan: StepPlan, block_size: int) -> Batch:
-    """The Batch of a plan: token rows in the plan's order, `logit_rows` first those that sample, then those that
-    score."""
+    """The Batch of a plan: token rows in the plan's order, `logit_rows` first those that sample, once for each sample,
+    then those that score."""
     token_ids, positions, slot_mapping = array("i"), array("i"), array("i")
     query_start, seq_lens, sampling, scored = array("i", [0]), array("i"), array("i"), array("i")
     for row in plan.scheduled:
@@ -28,8 +28,7 @@ def make_batch(plan: StepPlan, block_size: int) -> Batch:
         first = query_start[-1]
         scored.extend(range(first, first + row.num_scored))
         query_start.append(first + row.num_tokens)
-        if row.samples:
-            sampling.append(query_start[-1] - 1)
+        sampling.extend([query_start[-1] - 1] * len(row.sampling))
         seq_lens.append(end)
     return Batch(
         token_ids=_view(token_ids),

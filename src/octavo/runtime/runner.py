@@ -1,4 +1,4 @@
-"""The compute plane's step: a plan becomes a batch, the batch becomes logits, the logits become tokens.
+"""The compute plane's step: blocks move, a plan becomes a batch, the batch becomes logits, the logits become tokens.
 
 Owns the order of these and how results find their rows. It changes no request and decides nothing: who computes what is
 the plan's, how to sample is the sampler's.
@@ -6,11 +6,13 @@ the plan's, how to sample is the sampler's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from octavo.core.plan import RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.errors import RequestFailedError
+from octavo.runtime.kv_cache import KVStorage
 from octavo.runtime.program import MAX_LOGITS
 from octavo.sampling.feature import SamplerRow
 from octavo.sampling.sampler import Drawn, Sampler, as_results
@@ -31,26 +33,39 @@ class Executor(Protocol):
 
 
 class Runner:
-    def __init__(self, executor: Executor, sampler: Sampler) -> None:
+    def __init__(self, executor: Executor, sampler: Sampler, storage: KVStorage) -> None:
         self.executor = executor
         self.sampler = sampler
+        self.storage = storage
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One RowResult for each scheduled request, in order."""
+        start = time.perf_counter()
+        self.storage.carry_out(plan.transfers)
+        moved = time.perf_counter()
+        result = StepResult(self._compute(plan) if plan.scheduled else [])
+        result.transfer_seconds, result.compute_seconds = moved - start, time.perf_counter() - moved
+        return result
+
+    def _compute(self, plan: StepPlan) -> list[RowResult]:
         batch = self.executor.batch(plan)
         # Its logit rows: one for each request that samples, then those that score prompts.
-        sampling = [row for row in plan.scheduled if row.samples]
+        sampling = [request for row in plan.scheduled if row.samples for request in row.sampling]
         sampled = as_results(self.executor.run(batch, self.sampler.rows(sampling)))
-        if len(sampling) == len(plan.scheduled) and not any(row.num_scored for row in sampling):
-            return StepResult(sampled)
+        if len(sampling) == len(plan.scheduled) and not any(row.num_scored or row.forks for row in plan.scheduled):
+            return sampled
         tokens = iter(sampled)
-        result = StepResult([next(tokens) if row.samples else RowResult() for row in plan.scheduled])
+        results = []
+        for scheduled in plan.scheduled:
+            result = next(tokens) if scheduled.samples else RowResult()
+            result.forks = [next(tokens) for _ in scheduled.forks]
+            results.append(result)
         first = len(sampling)
-        for scheduled, row in zip(plan.scheduled, result.rows, strict=True):
+        for scheduled, result in zip(plan.scheduled, results, strict=True):
             if scheduled.num_scored:
-                self._score(first, scheduled, row)
+                self._score(first, scheduled, result)
                 first += scheduled.num_scored
-        return result
+        return results
 
     def _score(self, first: int, scheduled: ScheduledRequest, result: RowResult) -> None:
         """What the logit rows from `first` on say of the request's prompt: that of position p of the token at p + 1."""

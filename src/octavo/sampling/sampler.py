@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from octavo.core.plan import RowResult, ScheduledRequest
+from octavo.core.plan import RowResult
 from octavo.errors import RequestFailedError
-from octavo.request import Request, TokenLogprobs
+from octavo.request import BeamSearchParams, Request, TokenLogprobs
 from octavo.sampling.allowed_tokens import AllowedTokens
 from octavo.sampling.bad_words import BadWords
 from octavo.sampling.feature import Feature, SamplerRow
@@ -66,17 +66,17 @@ class Sampler:
         self._mode = getattr(native.LogprobsMode, logprobs_mode)
         self._normalised = logprobs_mode.endswith("_logprobs")
 
-    def sample(self, logits: npt.NDArray[np.float32], scheduled: Sequence[ScheduledRequest]) -> list[RowResult]:
+    def sample(self, logits: npt.NDArray[np.float32], requests: Sequence[Request]) -> list[RowResult]:
         """float32 [L, V] -> one result for each of the L rows; `logits` may be overwritten.
 
         A row without finite logits, or whose masks leave nothing, has an `error` and no token. Logprobs are finite:
         tokens of probability 0 are left out.
         """
-        return as_results(self._native.sample(self._pool, logits, self.rows(scheduled)))
+        return as_results(self._native.sample(self._pool, logits, self.rows(requests)))
 
-    def rows(self, scheduled: Sequence[ScheduledRequest]) -> list[SamplerRow]:
+    def rows(self, requests: Sequence[Request]) -> list[SamplerRow]:
         """How each of these requests samples its next token, for the native sampler."""
-        return [self._row(each.request) for each in scheduled]
+        return [self._row(request) for request in requests]
 
     def prompt_logprobs(
         self,
@@ -117,13 +117,18 @@ class Sampler:
     def _prepare(self, request: Request) -> _PreparedRow:
         source = request.source
         native: SamplerRow = self._native.SamplerRow()
-        native.logprobs_mode = self._mode
+        native.logprobs_mode = self._mode if source.beams is None else self._beams_mode(source.beams)
         if source.num_vocab_tokens is not None:
             native.num_vocab_tokens = source.num_vocab_tokens
         active = [feature for feature in PIPELINE if feature.active(source.params)]
         for feature in active:
             feature.prepare(native, source)
         return _PreparedRow(native, [feature for feature in active if feature.each_step])
+
+    def _beams_mode(self, beams: BeamSearchParams) -> Any:
+        """Beams are scored by logprobs, whatever logprobs requests get to see."""
+        modes = self._native.LogprobsMode
+        return modes.raw_logprobs if beams.temperature in (0.0, 1.0) else modes.processed_logprobs
 
 
 def as_results(drawn: Drawn) -> list[RowResult]:

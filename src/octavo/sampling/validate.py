@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from octavo.request import OutputKind, SamplingParams
+    from octavo.request import BeamSearchParams, OutputKind, SamplingParams
 
 MAX_N = 128
+MAX_BEAM_WIDTH = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters: the detokenizer holds back up to this much text
 MAX_BAD_WORDS = 1024
@@ -68,6 +69,19 @@ def validate(params: SamplingParams) -> None:
     _relations(params)
 
 
+def validate_beams(params: BeamSearchParams) -> None:
+    """The same for a BeamSearchParams."""
+    _integer(params, "beam_width", 1, MAX_BEAM_WIDTH)
+    _integer(params, "max_tokens", 1, INT32_MAX)
+    _number(params, "temperature", 0, 100)
+    _number(params, "length_penalty", -100, 100)
+    for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        if not isinstance(getattr(params, name), bool):
+            _refuse(name, getattr(params, name), "true or false")
+    if params.early_stopping not in (True, False, "never"):
+        _refuse("early_stopping", params.early_stopping, "true, false or 'never'")
+
+
 def validate_for_model(
     params: SamplingParams, *, num_vocab_tokens: int, max_logprobs: int, eos_token_ids: Collection[int] = ()
 ) -> None:
@@ -114,7 +128,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional: bool = False) -> None:
+def _integer(params: object, name: str, low: int, high: int, *, optional: bool = False) -> None:
     value = getattr(params, name)
     if value is None and optional:
         return
@@ -123,7 +137,7 @@ def _integer(params: SamplingParams, name: str, low: int, high: int, *, optional
     setattr(params, name, int(value))
 
 
-def _number(params: SamplingParams, name: str, low: float, high: float) -> None:
+def _number(params: object, name: str, low: float, high: float) -> None:
     setattr(params, name, _as_number(name, getattr(params, name), low, high))
 
 

@@ -140,8 +140,10 @@ def measure(
 ) -> list[Phases]:
     """The phases of `num_steps` steps, after some that are not counted."""
     scheduler = engine_of(llm).scheduler
-    if num_requests > scheduler.max_num_seqs:
-        raise ConfigError(f"--num-requests is {num_requests}; at most {scheduler.max_num_seqs} run (--max-num-seqs)")
+    if num_requests > scheduler.queues.max_num_seqs:
+        raise ConfigError(
+            f"--num-requests is {num_requests}; at most {scheduler.queues.max_num_seqs} run (--max-num-seqs)"
+        )
     clock, prompt_len = StepClock(num_requests, num_steps), max(1, context_len - WARMUP)
     batch = prompts.take(num_requests, prompt_len)
     params = greedy(llm.info.max_model_len - prompt_len, detokenize=True)  # as many as there may be
