@@ -341,6 +341,25 @@ def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
         assert kept(store) == [0, 2, 3, 4]
 
 
+def test_blocks_put_at_one_moment_keep_their_order(tmp_path: Path, monkeypatch) -> None:
+    """The engine puts the tail of a chain before its head, and so it must go."""
+    now = 1_800_000_000_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    with opened(tmp_path) as store:
+        for number in range(4):
+            store.put(key(number), payload(number))
+        assert store.flush(10)
+    assert [file_of(number, tmp_path).stat().st_mtime_ns - now for number in range(4)] == [0, 1, 2, 3]
+
+
+def test_the_folder_is_scanned_once_for_many_blocks(tmp_path: Path, monkeypatch) -> None:
+    scan, scans = BlockFolder.scan, []
+    monkeypatch.setattr(BlockFolder, "scan", lambda folder: scans.append(1) or scan(folder))
+    with opened(tmp_path, num_blocks=64) as store:
+        keep(store, *range(60))  # at start, and before each fifth
+    assert len(scans) == 15
+
+
 def test_a_large_store_makes_room_for_many_at_once(tmp_path: Path) -> None:
     with opened(tmp_path, num_blocks=64) as store:
         keep(store, *range(65))  # a sixteenth of 64 is 4
