@@ -21,12 +21,21 @@ from octavo.errors import ConfigError
         ("tensor_parallel_size", 2, "only 1 is supported"),
         ("quantization", "awq", "int8, int4"),
         ("activation_dtype", "fp8", "auto, bfloat16, int8"),
+        ("kv_offload_size", 0, r"in \[0.001, 1048576\]"),
+        ("kv_offload_size", float("inf"), r"in \[0.001, 1048576\]"),
+        ("kv_offload_size", float("nan"), r"in \[0.001, 1048576\]"),
+        ("kv_offload_dir", "", "name a folder"),
     ],
 )
 def test_engine_options(option, value, allowed):
     with pytest.raises(ConfigError, match=f"{option} is {value!r}.*{allowed}") as error:
         EngineConfig(**{option: value})
     assert error.value.param == option
+
+
+def test_blocks_are_kept_on_disk_only_for_the_prefix_cache():
+    with pytest.raises(ConfigError, match="kv_offload_dir is 'kv', but without enable_prefix_caching"):
+        EngineConfig(kv_offload_dir="kv", enable_prefix_caching=False)
 
 
 def test_server_options():

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from octavo.errors import ConfigError
 
 MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
+MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
 
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, unit: str | None = None) -> Any:
@@ -95,6 +96,13 @@ class EngineConfig:
         0.0, "room for the KV of preempted requests, beside the KV cache; 0: none, they are computed again", unit="GiB"
     )
     swap_dir: str | None = option(None, "folder for the swap space, as a memory-mapped file; default: in memory")
+    kv_offload_dir: str | None = option(
+        None, "folder that keeps KV blocks for which memory has no room, also across restarts; default: none are kept"
+    )
+    # Twice what the KV cache in memory takes at most by default, so that it adds to that; and no burden to a disk.
+    kv_offload_size: float = option(
+        8.0, "most that kv_offload_dir holds; the blocks used longest ago go first", unit="GiB"
+    )
     # Scheduling
     max_num_seqs: int = option(128, "most requests that run at once", unit="requests")
     max_num_batched_tokens: int = option(2048, "token budget of a step", unit="tokens")
@@ -131,13 +139,21 @@ class EngineConfig:
         _check_range(self, "num_threads", 1, MAX_THREADS)
         _check_range(self, "kv_cache_memory_bytes", 1)
         _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
+        _check_range(self, "kv_offload_size", 0.001, MAX_TIER_GIB)
         _check_range(self, "long_prefill_token_threshold", 0)
-        _check_range(self, "swap_space", 0, 2**20)
+        _check_range(self, "swap_space", 0, MAX_TIER_GIB)
         _check_range(self, "max_logprobs", -1)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a multiple of 16", param="block_size")
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ConfigError("preemption_mode is 'swap', but swap_space is 0; give it some GiB", param="swap_space")
+        if self.kv_offload_dir is not None and not self.kv_offload_dir:
+            raise ConfigError("kv_offload_dir is ''; it must name a folder", param="kv_offload_dir")
+        if self.kv_offload_dir is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                f"kv_offload_dir is {self.kv_offload_dir!r}, but without enable_prefix_caching no block is looked for",
+                param="kv_offload_dir",
+            )
         if self.max_model_len not in (None, "auto"):
             _check_range(self, "max_model_len", 1)
         if self.tensor_parallel_size != 1:

@@ -48,6 +48,8 @@ def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
         (["--max-body-bytes", "500KB"], "max_body_bytes", 500_000),
         (["--max-logprobs", "-1"], "max_logprobs", -1),
         (["--gpu-memory-utilization", "0.5"], "gpu_memory_utilization", 0.5),
+        (["--kv-offload-size", "0.5"], "kv_offload_size", 0.5),
+        (["--kv-offload-dir", "kv"], "kv_offload_dir", "kv"),
         (["--shutdown-timeout", "1e1"], "shutdown_timeout", 10.0),
         (["--enforce-eager"], "enforce_eager", True),
         (["--enforce-eager", "--no-enforce-eager"], "enforce_eager", False),

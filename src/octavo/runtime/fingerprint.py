@@ -1,0 +1,94 @@
+"""What the bytes of a KV block depend on beside its tokens, as one hash. A block that another engine has left on disk
+is good here if that had the same fingerprint.
+
+Owns the list of these things. Knows nothing of where blocks are kept (offload.py). What does not change the bytes is
+left out, above all the number of threads, the token budget and `enforce_eager`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from octavo.checkpoint.base import Checkpoint
+from octavo.errors import CheckpointError
+from octavo.models.config import ModelConfig
+from octavo.models.rope import rope_frequencies
+from octavo.ops import isa
+from octavo.ops.api import CacheDType, DType
+from octavo.quant.formats import WeightFormats
+
+# Raise it when the bytes of a block mean something else although nothing below tells.
+LAYOUT_VERSION = 1
+EDGE_BYTES = 64 * 1024  # that are read at each end of a checkpoint's file: whole ones would take as long as loading
+_PACKAGE = Path(__file__).resolve().parent.parent
+_COMPUTING_FOLDERS = ("checkpoint", "core", "models", "ops", "quant", "runtime")
+
+
+def fingerprint(
+    checkpoint: Checkpoint,
+    model: ModelConfig,
+    *,
+    dtype: DType,
+    kv_dtype: CacheDType,
+    formats: WeightFormats,
+    block_size: int,
+    max_model_len: int,
+    variant: str,
+    seed: int,
+) -> bytes:
+    """32 bytes. Each argument is as the engine uses it, no longer "auto"; `variant` is the kernels' instruction set.
+
+    Weights are known by their files' names (without the folder), sizes, times of change and first and last EDGE_BYTES;
+    random ones by `seed`, which else does not count. `max_model_len` counts as far as it changes the rope table. Raises
+    CheckpointError for a file that cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=32)
+    options = (LAYOUT_VERSION, model, dtype, kv_dtype, formats, block_size, variant)
+    weights = [repr(seed).encode()] if checkpoint.format == "config" else _weight_files(checkpoint)
+    for part in (repr(options).encode(), *weights, *_positions(model, max_model_len), *_arithmetic(variant)):
+        digest.update(len(part).to_bytes(8, "little"))  # where a part ends is part of the whole
+        digest.update(part)
+    return digest.digest()
+
+
+def _weight_files(checkpoint: Checkpoint) -> Iterator[bytes]:
+    path = checkpoint.path
+    # A folder's index says what is where. A stray file that it does not name is taken in too, which does no harm.
+    files = sorted([*path.glob("*.safetensors"), *path.glob("*.safetensors.index.json")]) if path.is_dir() else [path]
+    for file in files:
+        try:
+            info = file.stat()
+            with file.open("rb") as stream:
+                first = stream.read(EDGE_BYTES)
+                stream.seek(max(0, info.st_size - EDGE_BYTES))
+                last = stream.read(EDGE_BYTES)
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be read: {error}") from error
+        yield repr((file.name, info.st_size, info.st_mtime_ns)).encode()
+        yield first
+        yield last
+
+
+def _positions(model: ModelConfig, max_model_len: int) -> Iterator[bytes]:
+    """What the rope table is made of. NumPy has several cosines and takes the CPU's fastest: a sample tells them
+    apart, by the last bits of float64, where the table itself would not."""
+    frequencies, scale = rope_frequencies(model, max_model_len)
+    angles = np.arange(4096, dtype=np.float64) * 0.37
+    yield repr(scale).encode()
+    for values in (frequencies, np.cos(angles), np.sin(angles)):
+        yield values.tobytes()
+
+
+def _arithmetic(variant: str) -> Iterator[bytes]:
+    """The build of the kernels and the Python around them: another build may round otherwise."""
+    module = isa.load(variant).__file__
+    assert module is not None, "a native module is a file"
+    yield Path(module).read_bytes()
+    for folder in _COMPUTING_FOLDERS:
+        for file in sorted((_PACKAGE / folder).glob("*.py")):
+            yield f"{folder}/{file.name}".encode()
+            yield file.read_bytes()
