@@ -97,7 +97,11 @@ class EngineConfig:
     long_prefill_token_threshold: int = option(
         0, "most tokens of one prompt in a step while others wait; 0: half of the budget", unit="tokens"
     )
-    scheduling_policy: str = option("fcfs", "who goes first", choices=("fcfs", "priority"))
+    scheduling_policy: str = option(
+        "fcfs",
+        "who goes first: who came first, the lowest `priority`, or users in fair shares (`user`, else the API key)",
+        choices=("fcfs", "priority", "fair"),
+    )
     # Execution
     enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
     num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")

@@ -122,6 +122,11 @@ class KVManager:
         if table is not None:
             self.pool.release(reversed(table.block_ids))
 
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed so far is shared any more. Who holds blocks keeps them, and publishes those that fill up
+        later: they are found only behind a prefix that was computed anew. The counters go on."""
+        self.pool.forget()
+
     def check_integrity(self) -> None:
         """AssertionError unless the pool is sound and its reference counts are those of the tables."""
         self.pool.check_integrity()

@@ -89,6 +89,7 @@ class Scheduler:
                 param="prompt",
             )
         self._requests[request.request_id] = request
+        self.policy.arrive(request)
         self._insert(self.waiting, request)
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
@@ -147,6 +148,7 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.time()
             request.num_cached_tokens = num_cached_tokens
+            self.policy.start(request)
         self._insert(self.running, request)
 
     def _insert(self, queue: list[Request], request: Request) -> None:
@@ -248,6 +250,7 @@ class Scheduler:
         del self._requests[request.request_id]
         request.status = RequestStatus.FINISHED
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
+        self.policy.finish(request)
 
     def check_integrity(self) -> None:
         """AssertionError unless queues, statuses and blocks agree."""

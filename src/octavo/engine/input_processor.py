@@ -92,6 +92,7 @@ class InputProcessor:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        user: str | None = None,
     ) -> ProcessedRequest:
         text, token_ids, salt = _read_prompt(prompt, cache_salt)
         if token_ids is None:
@@ -117,6 +118,7 @@ class InputProcessor:
                 num_vocab_tokens=self._num_vocab_tokens,
                 cache_salt=salt,
                 priority=priority,
+                user=user,
                 arrival_time=arrival_time,
             )
             for index in range(params.n)
