@@ -87,6 +87,8 @@ class LocalClient:
         self._work.set()
 
     def reset_prefix_cache(self) -> None:
+        if self._dead:
+            raise EngineDeadError("dead")
         self.engine.reset_prefix_cache()
 
     async def receive(self) -> list[TokenDelta]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from octavo.errors import ConfigError
 from octavo.request import Request
 
-# What is remembered of users who want nothing now, so that naming ever new users takes no memory. More could hardly be
-# told apart: each had its last request among the last thousand.
+# Most users that are remembered while they want nothing: naming ever new ones takes no more memory than this.
 MAX_IDLE_ACCOUNTS = 1024
 
 
@@ -77,7 +76,7 @@ class Fair(Policy):
     first. So a thousand requests of one user stand beside another's first, not before it, and who comes back after a
     while has lost nothing and saved nothing. While two users both have requests waiting, what is started for the one
     and for the other differs by no more than one request of each. What a request did not use, its user gets back at
-    its end, for the requests that come after.
+    its end, for the requests that come after; so a low `max_tokens` pays where many are sent at once.
 
     Requests without a user are one user's. The samples of a prompt share its cost.
 
