@@ -74,8 +74,8 @@ class Queue:
         self.waiting.insert(bisect_right(self.waiting, order(request), key=order), request)
         return request
 
-    def start(self) -> Request:
-        request = self.waiting.pop(0)
+    def start(self, place: int = 0) -> Request:
+        request = self.waiting.pop(place)
         request.first_scheduled_time = 1.0
         self.policy.start(request)
         self.running.append(request)
@@ -197,6 +197,21 @@ def test_the_samples_of_a_prompt_share_its_cost():
         queue.arrive("b", max_tokens=9)
     # a's samples start at 0, 40 and 50.
     assert queue.serve(11) == [*"abbbbababbb"]
+
+
+def test_who_is_started_before_its_turn_delays_no_newcomer():
+    queue = Queue()
+    for index in range(8):
+        queue.arrive("a", num_prompt_tokens=10, max_tokens=10, sample_index=index)
+    for _ in range(20):
+        queue.arrive("b", max_tokens=9)
+    while any(request.source.user == "a" for request in queue.waiting):  # all samples with the first
+        queue.start([request.source.user for request in queue.waiting].index("a"))
+    queue.arrive("c")
+    assert queue.serve(3) == ["b", "c", "b"]
+    queue.arrive("a")
+    assert queue.serve(19).index("a") == 8  # the samples have cost 90 tokens: from 20 to 90, b goes first
+    assert not queue.waiting
 
 
 def test_the_order_of_a_request_is_fixed_for_its_life():

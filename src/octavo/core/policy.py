@@ -6,6 +6,7 @@ To add a policy: a class with `order`, and its name below and in `config.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ MAX_IDLE_ACCOUNTS = 1024
 
 class Policy(ABC):
     """The scheduler asks `order` and `victim`, and tells how each request fares: `arrive` once, before the first
-    `order`; `start` at its first admission, if there is one; `finish` once, however it ends."""
+    `order`; `start` at its first admission, if there is one, with `first_scheduled_time` set; `finish` once, however it
+    ends."""
 
     @abstractmethod
     def order(self, request: Request) -> tuple[float, ...]:
@@ -71,12 +73,12 @@ class Fair(Policy):
         user b                 ├ 4 ┤├ 5 ┤                                    arrived when the virtual time was here
         virtual time ──────────▲
 
-    A request starts where its user's last one ends, but not before the virtual time, which is the start tag of the
-    request that was started last; and it is as long as its cost, the tokens it may take. The smallest start tag goes
-    first. So a thousand requests of one user stand beside another's first, not before it, and who comes back after a
-    while has lost nothing and saved nothing. While two users both have requests waiting, what is started for the one
-    and for the other differs by no more than one request of each. What a request did not use, its user gets back at
-    its end, for the requests that come after; so a low `max_tokens` pays where many are sent at once.
+    A request starts where its user's last one ends (the finish tag), but not before the virtual time, which is the
+    start tag of the request that was started last; and it is as long as its cost, the tokens it may take. The smallest
+    start tag goes first. So a thousand requests of one user stand beside another's first, not before it, and who comes
+    back after a while has lost nothing and saved nothing. While two users both have requests waiting, what is started
+    for the one and for the other differs by no more than one request of each. What a request did not use, its user gets
+    back at its end, for the requests that come after; so a low `max_tokens` pays where many are sent at once.
 
     Requests without a user are one user's. The samples of a prompt share its cost.
 
@@ -88,6 +90,7 @@ class Fair(Policy):
     def __init__(self) -> None:
         self._virtual_time = 0
         self._start_tags: dict[Request, int] = {}  # of those that have not ended
+        self._unstarted: list[int] = []  # the tags of those that were never started, sorted
         self._accounts: dict[str | None, _Account] = {}  # by user
         self._idle: OrderedDict[str | None, None] = OrderedDict()  # users without requests; who was left first is first
 
@@ -101,17 +104,23 @@ class Fair(Policy):
         if account.finish_tag <= self._virtual_time:
             account.finish_tag = account.start_tag = self._virtual_time
         self._start_tags[request] = account.finish_tag
+        insort(self._unstarted, account.finish_tag)
         account.finish_tag += _cost(request)
         account.num_requests += 1
 
     def start(self, request: Request) -> None:
-        self._virtual_time = max(self._virtual_time, self._start_tags[request])
+        start_tag = self._start_tags[request]
+        del self._unstarted[bisect_left(self._unstarted, start_tag)]
+        # Who is started before its turn, as samples are with the first of their prompt, does not take time along.
+        self._virtual_time = max(self._virtual_time, min([start_tag, *self._unstarted[:1]]))
 
     def finish(self, request: Request) -> None:
-        user = request.source.user
+        user, start_tag = request.source.user, self._start_tags.pop(request)
+        if request.first_scheduled_time is None:
+            del self._unstarted[bisect_left(self._unstarted, start_tag)]
         account = self._accounts[user]
         # What was ahead of the virtual time once, and no longer was when the user came back, delays nobody any more.
-        if self._start_tags.pop(request) >= account.start_tag:
+        if start_tag >= account.start_tag:
             account.finish_tag -= _cost(request) - _used(request)
         account.num_requests -= 1
         if account.num_requests == 0:
