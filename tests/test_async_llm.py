@@ -255,6 +255,35 @@ async def test_ready():
         assert llm.num_unfinished == 0
 
 
+async def test_a_reset_of_the_prefix_cache_while_a_request_runs():
+    async with local() as (llm, client):
+        expected = expected_answer(make_request("x", [1, 2, 3, 4, 5], max_tokens=9, seed=1), 256).token_ids
+        running = asyncio.create_task(collect(llm, [1, 2, 3, 4, 5], max_tokens=9, seed=1, ignore_eos=True))
+        while client.stats.num_running != 1:
+            await asyncio.sleep(0)
+        assert await llm.reset_prefix_cache() is True
+        outputs = await collect(llm, [1, 2, 3, 4, 5], max_tokens=9, seed=1, ignore_eos=True)
+        assert (outputs[-1].outputs[0].token_ids, outputs[-1].num_cached_tokens) == (expected, 0)
+        assert (await running)[-1].outputs[0].token_ids == expected
+        again = await collect(llm, [1, 2, 3, 4, 5], max_tokens=9, seed=1, ignore_eos=True)
+        assert (again[-1].outputs[0].token_ids, again[-1].num_cached_tokens) == (expected, 4)
+        client.die()
+        while llm.alive:
+            await asyncio.sleep(0)
+        with pytest.raises(EngineDeadError):
+            await llm.reset_prefix_cache()
+
+
+async def test_the_user_goes_along():
+    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    async with local(policy="fair") as (llm, client):
+        for options, user in (({"user": "u"}, "u"), ({}, None)):
+            async with aclosing(llm.generate([1], params, **options)) as outputs:
+                await anext(outputs)
+                (request,) = client.engine.scheduler.running
+                assert request.source.user == user
+
+
 async def test_close_ends_what_runs():
     async with local() as (llm, client):
         task = asyncio.create_task(collect(llm, [1], max_tokens=200, ignore_eos=True))

@@ -152,6 +152,22 @@ def test_an_interrupt_leaves_the_llm_usable(monkeypatch):
     assert llm.generate([1], params)[0].outputs == make_llm().generate([1], params)[0].outputs
 
 
+def test_a_reset_of_the_prefix_cache():
+    llm = make_llm()
+
+    def ask() -> tuple[list[int], int | None]:
+        (output,) = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=3, seed=1))
+        return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+    (cold, _), warm = ask(), ask()
+    assert warm == (cold, 4)
+    assert llm.reset_prefix_cache() is True
+    assert ask() == (cold, 0)
+    llm.close()
+    with pytest.raises(OctavoError, match="this LLM is closed"):
+        llm.reset_prefix_cache()
+
+
 def test_options():
     with pytest.raises(ConfigError, match="LLM has no option 'block_sizes'; the nearest is 'block_size'"):
         LLM("x", block_sizes=16)

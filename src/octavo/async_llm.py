@@ -123,11 +123,13 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        user: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
 
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
-        reader gets several steps in one output. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
+        reader gets several steps in one output. `user` is whom the policy `fair` counts it to. Raises
+        InvalidRequestError, RequestFailedError, EngineDeadError.
         """
         return self._follow(
             lambda: self._inputs.process(
@@ -136,6 +138,7 @@ class AsyncLLM:
                 sampling_params,
                 priority=priority,
                 cache_salt=cache_salt,
+                user=user,
             )
         )
 
@@ -148,6 +151,7 @@ class AsyncLLM:
         output_kind: OutputKind = "final_only",
         priority: int = 0,
         cache_salt: str | None = None,
+        user: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The same for a beam search. It has one output, at its end: the beams, best first, as a request's samples."""
         return self._follow(
@@ -158,6 +162,7 @@ class AsyncLLM:
                 output_kind=output_kind,
                 priority=priority,
                 cache_salt=cache_salt,
+                user=user,
             )
         )
 
@@ -189,6 +194,14 @@ class AsyncLLM:
         if stream is not None:
             self._end(stream.request)
             stream.news.set()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached: no later request shares what was computed before. Those that run go on, with the
+        same bytes. Always true. Raises EngineDeadError."""
+        if self._death is not None:
+            raise EngineDeadError(self._death.message)
+        self._client.reset_prefix_cache()
+        return True
 
     async def is_ready(self, timeout: float = 10.0) -> bool:
         """Whether a token can be made, shown by making one (it counts in the metrics); `timeout` in seconds."""

@@ -114,7 +114,11 @@ class EngineConfig:
         "when KV blocks run out: recompute or swap the request that gives way; auto: what takes less time",
         choices=("auto", "recompute", "swap"),
     )
-    scheduling_policy: str = option("fcfs", "who goes first", choices=("fcfs", "priority"))
+    scheduling_policy: str = option(
+        "fcfs",
+        "who goes first: who came first, the lowest `priority`, or users in fair shares (`user`, else the API key)",
+        choices=("fcfs", "priority", "fair"),
+    )
     # Execution
     enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
     num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")

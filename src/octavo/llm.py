@@ -186,6 +186,11 @@ class LLM:
         """A new SamplingParams with the model's own defaults (`generation_config`)."""
         return SamplingParams(**self._front_end.sampling_defaults.values)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that is cached: no later request shares what was computed before. Always true."""
+        self._live_engine().reset_prefix_cache()
+        return True
+
     def close(self) -> None:
         """Free the weights and the KV cache now. May be called twice; generating afterwards raises OctavoError."""
         self._engine = None
@@ -199,10 +204,13 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, processed: list[ProcessedRequest], show_progress: bool) -> list[RequestOutput]:
-        engine = self._engine
-        if engine is None:
+    def _live_engine(self) -> Engine:
+        if self._engine is None:
             raise OctavoError("this LLM is closed")
+        return self._engine
+
+    def _run(self, processed: list[ProcessedRequest], show_progress: bool) -> list[RequestOutput]:
+        engine = self._live_engine()
         try:
             requests = [self._outputs.add(each) for each in processed]
             for each in processed:

@@ -132,6 +132,7 @@ class EngineRequest:
     num_vocab_tokens: int | None = None  # ids from here on have no token: never sampled. None: every row has one
     cache_salt: str | None = None
     priority: int = 0
+    user: str | None = None  # whom a fair share counts it to; None: to all who have no name
     arrival_time: float = 0.0  # time.time(), seconds
     fork_of: str | None = None
     beams: BeamSearchParams | None = None

@@ -58,7 +58,7 @@ def test_overview_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs: max_num_seqs is 0; it must be at least 1"),
         (
             ["serve", "--scheduling-policy", "lifo"],
-            "--scheduling-policy: scheduling_policy is 'lifo'; allowed: fcfs, priority",
+            "--scheduling-policy: scheduling_policy is 'lifo'; allowed: fcfs, priority, fair",
         ),
         (["bench", "throughput", "--num-prompts", "0"], "--num-prompts is 0; it must be at least 1"),
     ],

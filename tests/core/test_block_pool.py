@@ -112,6 +112,22 @@ def test_count_free_tells_what_sharing_will_take():
     assert pool.num_free == 0
 
 
+def test_forget_makes_cached_blocks_blank_and_leaves_those_in_use_where_they_are():
+    pool = BlockPool(4, enable_prefix_caching=True)
+    a, b, c = pool.allocate(3)
+    publish_all(pool, [a, b, c])
+    pool.release([a, b])
+    pool.forget()
+    assert [pool.find(b"content of %d" % block_id) for block_id in (a, b, c)] == [None] * 3
+    assert (pool.num_used, pool.num_refs(c)) == (1, 1)
+    pool.check_integrity()
+    pool.publish(c, b"content of %d" % c)
+    assert pool.find(b"content of %d" % c) == c
+    assert set(pool.allocate(2)) == {a, b}  # memory that was touched before, before any new
+    pool.release([c])
+    pool.check_integrity()
+
+
 class RandomOperations(RuleBasedStateMachine):
     """Against a model that holds plain lists: who holds which block, and what each block contains."""
 
@@ -155,6 +171,11 @@ class RandomOperations(RuleBasedStateMachine):
         self.pool.publish(block_id, content)
         if self.pool.enable_prefix_caching and content not in self.content.values():
             self.content[block_id] = content
+
+    @rule()
+    def forget(self):
+        self.pool.forget()
+        self.content.clear()
 
     @invariant()
     def agrees_with_the_model(self):

@@ -165,6 +165,40 @@ def test_the_tail_of_a_freed_request_is_evicted_before_its_head():
     assert left == [12, 8, 4, 0]
 
 
+def test_after_a_reset_nothing_is_found_whether_free_or_in_use():
+    kv = make_kv()
+    gone, running = waiting("a", [1, 2, 3, 4, 5]), waiting("b", [6, 7, 8, 9, 10])
+    for request in (gone, running):
+        compute_all(kv, request)
+    kv.free(gone)
+    table = list(kv.block_table(running))
+    kv.reset_prefix_cache()
+    assert [num_cached_tokens(kv, prompt) for prompt in ([1, 2, 3, 4, 5], [6, 7, 8, 9, 10])] == [0, 0]
+    assert list(kv.block_table(running)) == table
+    assert (kv.num_lookup_tokens, kv.num_hit_tokens) == (10, 0)
+    kv.check_integrity()
+
+
+def test_what_fills_up_after_a_reset_is_found_behind_a_prefix_that_is_computed_anew():
+    kv = make_kv()
+    old = waiting("a", list(range(8)))
+    compute_all(kv, old)
+    kv.reset_prefix_cache()
+    assert kv.allocate(old, 12)
+    old.token_ids.extend(range(8, 12))
+    old.num_computed_tokens = 12
+    kv.publish(old)
+    prompt = list(range(13))
+    assert num_cached_tokens(kv, prompt) == 0  # its third block is known, the two before it are not
+    new = waiting("b", list(range(9)))
+    compute_all(kv, new)
+    assert num_cached_tokens(kv, prompt) == 12
+    assert kv.lookup(waiting("probe", prompt)).block_ids == [*kv.block_table(new)[:2], kv.block_table(old)[2]]
+    for request in (old, new):
+        kv.free(request)
+    kv.check_integrity()
+
+
 def test_hits_are_counted_once_for_each_request():
     kv = make_kv()
     compute_all(kv, waiting("a", [1, 2, 3, 4, 5]))

@@ -6,6 +6,7 @@ import pytest
 
 from octavo.core.kv_manager import Prefix
 from octavo.core.plan import RequestUpdate, RowResult, StepPlan, StepResult
+from octavo.core.policy import FCFS
 from octavo.core.scheduler import Scheduler
 from octavo.errors import InvalidRequestError
 from octavo.request import FinishReason, Request, RequestStatus, TokenLogprobs
@@ -128,6 +129,25 @@ def test_the_threshold_limits_a_prompt_only_while_others_wait():
     assert step(scheduler) == {"a": 5, "b": 27}
 
 
+@pytest.mark.parametrize(("threshold", "expected_steps"), [(0, 66), (8, 125)])
+def test_one_huge_prompt_starves_no_short_one_and_is_not_starved_by_them(threshold, expected_steps):
+    scheduler = make_scheduler(
+        max_num_batched_tokens=32,
+        long_prefill_token_threshold=threshold,
+        num_blocks=300,
+        max_model_len=2000,
+    )
+    huge = add(scheduler, "huge", 1000, max_tokens=1)
+    num_steps = 0
+    while huge.finish_reason is None:
+        newcomers = [add(scheduler, f"{num_steps}{name}", 3, max_tokens=2) for name in "ab"]
+        step(scheduler)
+        assert all(request.num_output_tokens == 1 for request in newcomers)
+        num_steps += 1
+    # Half of the 30 tokens that two decodes leave in each step but the first (16) and the last (24); or the threshold.
+    assert num_steps == expected_steps
+
+
 def test_who_waits_for_a_seat_does_not_slow_down_those_who_have_one():
     scheduler = make_scheduler(max_num_batched_tokens=16, max_num_seqs=1)
     add(scheduler, "a", 40)
@@ -153,6 +173,47 @@ def test_the_queue_follows_the_policy():
     for name, priority in (("a", 2), ("b", 1), ("c", 1), ("d", 0)):
         add(scheduler, name, 2, max_tokens=1, priority=priority)
     assert [list(step(scheduler)) for _ in range(4)] == [["d"], ["b"], ["c"], ["a"]]
+
+
+def test_users_take_turns_under_the_fair_policy():
+    scheduler = make_scheduler(policy="fair", max_num_seqs=1)
+    for i in range(4):
+        add(scheduler, f"a{i}", 2, max_tokens=1, user="a", arrival_time=float(i))
+    assert list(step(scheduler)) == ["a0"]
+    for i in range(2):
+        add(scheduler, f"b{i}", 2, max_tokens=1, user="b", arrival_time=float(4 + i))
+    assert [list(step(scheduler)) for _ in range(5)] == [["b0"], ["a1"], ["b1"], ["a2"], ["a3"]]
+
+
+def test_the_policy_hears_of_each_request_once_whatever_becomes_of_it():
+    news: list[str] = []
+
+    class Listening(FCFS):
+        def arrive(self, request: Request) -> None:
+            news.append(f"{request.request_id} arrives")
+
+        def start(self, request: Request) -> None:
+            news.append(f"{request.request_id} starts")
+
+        def finish(self, request: Request) -> None:
+            news.append(f"{request.request_id} ends by {request.finish_reason}")
+
+    scheduler = make_scheduler(num_blocks=6, block_size=4)
+    scheduler.queues.policy = Listening()
+    add(scheduler, "a", 7, max_tokens=8)
+    add(scheduler, "b", 7, max_tokens=8)
+    add(scheduler, "c", 9)
+    with pytest.raises(InvalidRequestError):
+        add(scheduler, "c", 1)
+    step(scheduler)
+    scheduler.abort(["c"])
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert scheduler.num_preemptions == 1
+    assert news == [
+        *("a arrives", "b arrives", "c arrives", "a starts", "b starts", "c ends by abort"),
+        *("a ends by length", "b ends by length"),
+    ]
 
 
 def test_a_request_that_does_not_fit_yet_is_not_passed_by_a_smaller_one():
@@ -218,6 +279,21 @@ def test_the_lowest_priority_gives_way_even_to_a_later_one():
     while not scheduler.num_preemptions:
         step(scheduler)
     assert scheduler.waiting == [a]
+
+
+def test_who_came_later_but_is_more_urgent_takes_the_blocks_of_who_runs():
+    scheduler = make_scheduler(num_blocks=6, block_size=4, policy="priority")
+    low = add(scheduler, "low", 7, priority=5, max_tokens=12)
+    step(scheduler)
+    step(scheduler)
+    high = add(scheduler, "high", 7, priority=-1, max_tokens=12)
+    while high.finish_reason is None:
+        step(scheduler)
+    assert (low.num_preemptions, high.num_preemptions) == (1, 0)
+    assert (low.status, high.num_output_tokens) == (RequestStatus.PREEMPTED, 12)
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert low.num_output_tokens == 12
 
 
 def test_a_request_that_outgrows_the_pool_alone_ends_with_length():

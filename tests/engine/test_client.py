@@ -103,6 +103,22 @@ async def test_abort_and_the_stats_that_follow():
         assert client.stats.kv_cache_usage == 0.0
 
 
+async def test_a_reset_holds_for_what_is_added_later():
+    async with started() as client:
+
+        async def num_cached_tokens(name: str) -> int:
+            client.add_request(make_request(name, list(range(1, 13)), max_tokens=1))
+            while not (deltas := await asyncio.wait_for(client.receive(), 5)):
+                pass
+            return deltas[0].num_cached_tokens
+
+        assert [await num_cached_tokens(name) for name in "ab"] == [0, 11]
+        client.reset_prefix_cache()
+        assert [await num_cached_tokens(name) for name in "cd"] == [0, 8]
+    with pytest.raises(EngineDeadError):
+        client.reset_prefix_cache()
+
+
 async def test_a_refused_request_is_told_apart():
     async with started(num_blocks=2) as client:
         client.add_request(make_request("big", [1] * 100, max_tokens=1))

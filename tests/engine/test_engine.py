@@ -42,7 +42,7 @@ def test_answers_do_not_depend_on_the_schedule(budget, num_blocks, enable_prefix
 
 
 @pytest.mark.parametrize("budget", [8, 100])
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_answers_survive_preemption(budget, policy, enable_prefix_caching):
     engine = make_engine(
@@ -52,7 +52,9 @@ def test_answers_survive_preemption(budget, policy, enable_prefix_caching):
         enable_prefix_caching=enable_prefix_caching,
     )
     sources = [
-        make_request(f"r{i}", [i, i], max_tokens=30, seed=i, logprobs=0, prompt_logprobs=0, priority=-i)
+        make_request(
+            f"r{i}", [i, i], max_tokens=30, seed=i, logprobs=0, prompt_logprobs=0, priority=-i, user="ab"[i % 2]
+        )
         for i in range(4)
     ]
     for source in sources:
@@ -76,6 +78,43 @@ def test_a_prefix_hit_changes_only_num_cached_tokens():
         warm.take(engine.step()[0])
     assert warm == cold
     assert (engine.stats().prefix_cache_queries, engine.stats().prefix_cache_hits) == (24, 11)
+
+
+def test_a_reset_of_the_prefix_cache_changes_only_num_cached_tokens():
+    engine = make_engine()
+    prompt = list(range(1, 13))
+
+    def ask(name: str) -> tuple[Answer, int]:
+        engine.add_request(make_request(name, prompt, max_tokens=5))
+        (first,) = engine.step()
+        answer = run_to_end(engine)[name]
+        answer.token_ids = first.token_ids + answer.token_ids
+        return answer, first.num_cached_tokens
+
+    (cold, _), warm = ask("a"), ask("b")
+    assert warm == (cold, 11)
+    engine.reset_prefix_cache()
+    assert ask("c") == (cold, 0)
+    assert ask("d") == (cold, 8)
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("num_steps_before", range(8))
+def test_a_reset_while_requests_run_changes_no_answer(num_steps_before):
+    engine = make_engine(num_blocks=12, max_num_batched_tokens=9)
+    shared = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    sources = [make_request(f"r{i}", [*shared, i], max_tokens=12, seed=i) for i in range(4)]
+    answers = {source.request_id: Answer() for source in sources}
+    for source in sources:
+        engine.add_request(source)
+    for number in range(200):
+        if number == num_steps_before:
+            engine.reset_prefix_cache()
+            engine.check_integrity()
+        for delta in engine.step():
+            answers[delta.request_id].take(delta)
+    assert answers == {source.request_id: expected_answer(source, 49) for source in sources}
+    engine.check_integrity()
 
 
 def test_prompt_logprobs_on_a_warm_prefix_equal_the_cold_ones():

@@ -31,6 +31,7 @@ REQUESTS = st.fixed_dictionaries(
         "logprobs": st.sampled_from([None, 0]),
         "cache_salt": st.sampled_from([None, None, "salt"]),
         "priority": st.integers(0, 2),
+        "user": st.sampled_from([None, "a", "b"]),
         "seed": st.integers(0, 3),
     }
 )
@@ -40,7 +41,7 @@ class RandomSchedules(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(2, 12),
         block_size=st.sampled_from([4, 2, 1]),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair"]),
         max_num_seqs=st.sampled_from([5, 4, 3, 2, 1]),
         max_num_batched_tokens=st.sampled_from([24, 12, 7, 4, 2, 1]),
         max_model_len=st.sampled_from([40, 30, 16, 4]),
@@ -87,6 +88,10 @@ class RandomSchedules(RuleBasedStateMachine):
     def steps(self, num_steps):
         for _ in range(num_steps):
             self.take(self.engine.step())
+
+    @rule()
+    def reset_prefix_cache(self):
+        self.engine.reset_prefix_cache()
 
     @precondition(lambda self: self.scheduler.running)
     @rule(data=st.data(), trouble=st.sampled_from(["abort", "abort in a step", "row fails", "step fails"]))
@@ -150,8 +155,8 @@ class RandomSchedules(RuleBasedStateMachine):
         assert self.pool.num_free + self.pool.num_used == self.pool.num_blocks
         assert len(self.scheduler.running) <= self.scheduler.queues.max_num_seqs
         assert self.engine.has_unfinished == bool(self.unfinished())
-        assert [*map(self.scheduler.policy.order, self.scheduler.waiting)] == sorted(
-            map(self.scheduler.policy.order, self.scheduler.waiting)
+        assert [*map(self.scheduler.queues.policy.order, self.scheduler.waiting)] == sorted(
+            map(self.scheduler.queues.policy.order, self.scheduler.waiting)
         )
         for plan in self.runner.plans:
             assert plan.num_scheduled_tokens <= self.scheduler.max_num_batched_tokens

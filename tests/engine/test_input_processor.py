@@ -165,9 +165,9 @@ def test_n_samples_share_all_but_their_index():
     assert len({sample.seed for sample in processed.samples}) == 1
 
 
-def test_salt_and_priority_go_along():
-    salted = processor().process("r", [1], SamplingParams(), priority=3, cache_salt="s").samples[0]
-    assert (salted.cache_salt, salted.priority) == ("s", 3)
+def test_salt_priority_and_user_go_along():
+    salted = processor().process("r", [1], SamplingParams(), priority=3, cache_salt="s", user="u").samples[0]
+    assert (salted.cache_salt, salted.priority, salted.user) == ("s", 3, "u")
     assert process({"prompt": "a", "cache_salt": "t"}).samples[0].cache_salt == "t"
     for wrong in ("", 3):
         with pytest.raises(InvalidRequestError, match="cache_salt"):

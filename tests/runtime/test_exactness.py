@@ -22,6 +22,7 @@ WAYS = {
     "small_chunks": {"max_num_batched_tokens": 17},
     "tiny_chunks_one_at_a_time": {"max_num_batched_tokens": 5, "max_num_seqs": 1},
     "preempting": {"num_gpu_blocks_override": 12, "max_num_batched_tokens": 40},
+    "fair_shares": {"scheduling_policy": "fair", "num_gpu_blocks_override": 12, "max_num_seqs": 3},
     "large_blocks": {"block_size": 32},
     "no_prefix_cache": {"enable_prefix_caching": False},
 }
@@ -67,8 +68,9 @@ def build(request_id, key):
     # Requests of one prefix number share their first 40 tokens: prefix hits, if they are long enough.
     tokens = [3 + (prefix * 31 + i * 7) % 500 if i < 40 else 3 + (seed * 17 + i * 13) % 500 for i in range(length)]
     return make_request(
-        request_id, tokens, seed, sample, max_tokens=output, logprobs=3, ignore_eos=True, **PARAMS[params]
-    )
+        request_id, tokens, seed, sample, f"user {seed % 3}", max_tokens=output, logprobs=3, ignore_eos=True,
+        **PARAMS[params],
+    )  # fmt: skip
 
 
 keys = st.tuples(

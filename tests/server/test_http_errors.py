@@ -164,6 +164,7 @@ async def test_the_sampling_defaults_are_listed_with_their_origin(serve):
         ("stream", "true"),
         ("echo", 1),
         ("priority", 1),
+        ("user", 7),
         ("stream_options", {}),
         ("model", 7),
         ("skip_special_tokens", 1),
@@ -205,7 +206,7 @@ async def test_null_means_absent(server):
 
 
 async def test_fields_without_meaning_here_are_accepted(server):
-    body = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
+    body = {"metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
     assert (await server.post(PATH, prompt="a", **body)).status_code == 200
     body |= {"parallel_tool_calls": True, "response_format": {"type": "text"}, "modalities": ["text"]}
     assert (await server.post(CHAT, messages=HELLO, max_tokens=1, **body)).status_code == 200

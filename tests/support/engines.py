@@ -31,7 +31,9 @@ class Answer:
     finish_reason: FinishReason | None = None
 
 
-def make_request(request_id: str, prompt: list[int], seed: int = 0, sample_index: int = 0, **params: Any):
+def make_request(
+    request_id: str, prompt: list[int], seed: int = 0, sample_index: int = 0, user: str | None = None, **params: Any
+):
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -39,6 +41,7 @@ def make_request(request_id: str, prompt: list[int], seed: int = 0, sample_index
         seed=seed,
         sample_index=sample_index,
         eos_token_ids=[2],
+        user=user,
     )
 
 

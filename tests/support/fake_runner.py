@@ -209,7 +209,16 @@ def make_request(request_id: str, prompt: list[int], **fields: object) -> Engine
     """EngineRequest fields by their names; all others are those of SamplingParams."""
     own = {
         name: fields.pop(name)
-        for name in ("sample_index", "eos_token_ids", "cache_salt", "priority", "arrival_time", "fork_of", "beams")
+        for name in (
+            "sample_index",
+            "eos_token_ids",
+            "cache_salt",
+            "priority",
+            "user",
+            "arrival_time",
+            "fork_of",
+            "beams",
+        )
         if name in fields
     }
     params = SamplingParams(**fields)  # type: ignore[arg-type]

@@ -86,6 +86,11 @@ class LocalClient:
         self.engine.abort(request_ids)
         self._work.set()
 
+    def reset_prefix_cache(self) -> None:
+        if self._dead:
+            raise EngineDeadError("dead")
+        self.engine.reset_prefix_cache()
+
     async def receive(self) -> list[TokenDelta]:
         if not self.engine.has_unfinished:
             await self._work.wait()

@@ -68,6 +68,8 @@ class ScriptedEngine:
         self.script: Callable[[EngineRequest], Iterable[int]] = lambda request: tokenizer.encode(SAID)
         self.fail: dict[int, str] = {}
         self.held = False
+        self.num_cached_tokens = 0  # that every request finds
+        self.num_resets = 0  # of the prefix cache
         self.step_seconds = 0.0
         self.dead = False
         self.requests: list[EngineRequest] = []  # all there ever were
@@ -100,6 +102,11 @@ class ScriptedEngine:
         self._aborted = True
         self._news.set()
 
+    def reset_prefix_cache(self) -> None:
+        if self.dead:
+            raise EngineDeadError("the engine process is gone")
+        self.num_resets += 1
+
     def hold(self) -> None:
         self.held = True
 
@@ -124,7 +131,7 @@ class ScriptedEngine:
 
     def _step(self, request: EngineRequest, said: int) -> TokenDelta:
         params, request_id = request.params, request.request_id
-        delta = TokenDelta(request_id, num_cached_tokens=0)
+        delta = TokenDelta(request_id, num_cached_tokens=self.num_cached_tokens)
         if said == 0 and params.prompt_logprobs is not None:
             delta.prompt_logprobs = [
                 self._logprobs(token_id, params.prompt_logprobs) for token_id in request.prompt_token_ids[1:]

@@ -12,6 +12,8 @@ A block is in one of three states. Free blocks are the blank and the cached ones
     ┌────────┐  share    │            │
     │ cached │ ────────► │            │  ◄── allocate, when no block is blank: the cached block that was released
     └────────┘           └────────────┘      longest ago loses its hash
+
+`forget` makes every cached block blank, and takes the hashes of those in use.
 """
 
 from __future__ import annotations
@@ -93,6 +95,14 @@ class BlockPool:
         """A cached block was of use: it is evicted last."""
         if block_id in self._cached:
             self._cached.move_to_end(block_id)
+
+    def forget(self) -> None:
+        """No content is known any more: cached blocks become blank, those in use stay with who has them."""
+        for block_id in self._block_with.values():
+            self._hash_of[block_id] = None
+        self._block_with.clear()
+        self._blank.extend(self._cached)
+        self._cached.clear()
 
     def count_free(self, block_ids: Sequence[int]) -> int:
         """How many of these blocks are free, so that sharing them takes as many from `num_free`."""

@@ -296,6 +296,14 @@ class KVManager:
         self.swap.release(requests)
         return True
 
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed so far is shared any more, but by forks; what the store has stays there. Who holds blocks
+        keeps them, and publishes those that fill up later: they are found only behind a prefix that was computed anew.
+        The counters go on."""
+        self.pool.forget()
+        self._index.clear()
+        self._in_progress.clear()
+
     def check_integrity(self) -> None:
         """AssertionError unless the pool is sound and its reference counts are those of the tables."""
         self.pool.check_integrity()

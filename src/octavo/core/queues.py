@@ -46,6 +46,7 @@ class Queues:
         request.status = RequestStatus.RUNNING
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.time()
+            self.policy.start(request)
 
     def put_back(self, request: Request) -> None:
         """From running to waiting, before its equals."""

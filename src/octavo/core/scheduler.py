@@ -55,7 +55,6 @@ class Scheduler:
         preemption: Preemption | None = None,
     ) -> None:
         self.kv = kv
-        self.policy = policy
         self.preemption = preemption or Recompute()
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
@@ -93,6 +92,7 @@ class Scheduler:
             request.fork_from = first
         self._requests[request.request_id] = request
         self.rows.add(request, self.max_request_tokens - request.num_prompt_tokens)
+        self.queues.policy.arrive(request)
         self.queues.add(request)
 
     def _check(self, request: Request) -> None:
@@ -238,7 +238,7 @@ class Scheduler:
         """Blocks for all tokens of a running request. Where there are too few, some of `unscheduled`, to which it
         belongs, are preempted and leave that queue. False if the request had to give way itself."""
         while not all(self.kv.allocate(row, row.num_tokens) for row in rows):
-            victim = self.policy.victim(unscheduled)
+            victim = self.queues.policy.victim(unscheduled)
             unscheduled.remove(victim)
             if len(self.running) == 1:  # beams that have outgrown the pool
                 self._cut_short(victim, plan)
@@ -378,6 +378,7 @@ class Scheduler:
         self.queues.remove(request)
         del self._requests[request.request_id]
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
+        self.queues.policy.finish(request)
 
     def check_integrity(self) -> None:
         """AssertionError unless queues, statuses and blocks agree."""

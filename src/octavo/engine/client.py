@@ -52,6 +52,9 @@ class EngineClient(Protocol):
     def abort(self, request_ids: list[str]) -> None:
         """Never waits; the requests are gone by the next step. Ids that are not live are ignored."""
 
+    def reset_prefix_cache(self) -> None:
+        """Never waits; holds for every request that is added later. Raises EngineDeadError."""
+
     async def receive(self) -> list[TokenDelta]:
         """The next step's news, an empty list where only `stats` are new. Raises EngineDeadError."""
 
@@ -128,13 +131,16 @@ class ProcessClient:
         self.stats = reply.stats or self.stats
 
     def add_request(self, request: EngineRequest) -> None:
-        if not self.alive:
-            raise EngineDeadError("the engine process is gone")
+        self._check_alive()
         self._send(MessageKind.ADD, request)
 
     def abort(self, request_ids: list[str]) -> None:
         if self.alive:
             self._send(MessageKind.ABORT, AbortRequests(request_ids))
+
+    def reset_prefix_cache(self) -> None:
+        self._check_alive()
+        self._send(MessageKind.RESET_PREFIX_CACHE, None)
 
     async def receive(self) -> list[TokenDelta]:
         reply = await self._next_reply()
@@ -158,6 +164,10 @@ class ProcessClient:
             else:
                 self._socket.close()
             await asyncio.to_thread(process.wait)
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise EngineDeadError("the engine process is gone")
 
     def _send(self, kind: MessageKind, body: object) -> None:
         self._transport.write(frame(kind.value + self._encoder.encode(body)))

@@ -55,6 +55,10 @@ class Engine:
         updates = self.scheduler.update(plan, result)
         return [as_delta(update) for update in updates]
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all that is cached; between two steps, whatever runs."""
+        self.scheduler.kv.reset_prefix_cache()
+
     def stats(self) -> SchedulerStats:
         scheduler, kv = self.scheduler, self.scheduler.kv
         return SchedulerStats(

@@ -99,8 +99,9 @@ class InputProcessor:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        user: str | None = None,
     ) -> ProcessedRequest:
-        text, first = self._first_sample(request_id, prompt, params, priority, cache_salt)
+        text, first = self._first_sample(request_id, prompt, params, cache_salt, priority=priority, user=user)
         samples = [first]
         if first.params.n > 1:
             # The first computes the prompt for all of them, and scores it.
@@ -121,6 +122,7 @@ class InputProcessor:
         output_kind: OutputKind = "final_only",
         priority: int = 0,
         cache_salt: str | None = None,
+        user: str | None = None,
     ) -> ProcessedRequest:
         """A beam search: one sample for each beam that comes out, of which the engine gets the first, for all."""
         steps = SamplingParams(
@@ -132,7 +134,7 @@ class InputProcessor:
             include_stop_str_in_output=beams.include_stop_str_in_output,
             output_kind=output_kind,
         )
-        text, first = self._first_sample(request_id, prompt, steps, priority, cache_salt)
+        text, first = self._first_sample(request_id, prompt, steps, cache_salt, priority=priority, user=user)
         num_ends = 0 if beams.ignore_eos else len(self._eos_token_ids)
         first.params.logprobs = min(num_candidates(beams.beam_width, num_ends), self._num_vocab_tokens)
         first.beams = beams
@@ -140,9 +142,9 @@ class InputProcessor:
         return ProcessedRequest(request_id, text, samples)
 
     def _first_sample(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str | None
+        self, request_id: str, prompt: Prompt, params: SamplingParams, cache_salt: str | None, **fields: Any
     ) -> tuple[str | None, EngineRequest]:
-        """The prompt's text, if it was given, and the EngineRequest of sample 0."""
+        """The prompt's text, if it was given, and the EngineRequest of sample 0; `fields` are its own."""
         text, token_ids, salt = _read_prompt(prompt, cache_salt)
         if token_ids is None:
             token_ids = self._tokenizer.encode(text or "")
@@ -162,8 +164,8 @@ class InputProcessor:
             eos_token_ids=self._eos_token_ids,
             num_vocab_tokens=self._num_vocab_tokens,
             cache_salt=salt,
-            priority=priority,
             arrival_time=time.time(),
+            **fields,
         )
 
     def _engine_id(self, request_id: str) -> str:

@@ -83,4 +83,5 @@ class MessageKind(enum.Enum):
 
     ADD = b"+"  # an EngineRequest
     ABORT = b"-"  # AbortRequests
+    RESET_PREFIX_CACHE = b"0"  # None
     SHUTDOWN = b"."  # None

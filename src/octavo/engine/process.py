@@ -72,6 +72,8 @@ class EngineLoop:
                         deltas.append(TokenDelta(request.request_id, finish_reason=FinishReason.ERROR, error=why))
                 case MessageKind.ABORT:
                     self._engine.abort(self._abort_decoder.decode(body).request_ids)
+                case MessageKind.RESET_PREFIX_CACHE:
+                    self._engine.reset_prefix_cache()
                 case MessageKind.SHUTDOWN:
                     return False
         return True

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.errors import OctavoError
-from octavo.server import chat, completions, models, probes, tokenize
+from octavo.server import cache, chat, completions, models, probes, tokenize
 from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_error
 from octavo.server.front import Front
 from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId
@@ -32,6 +32,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models/{id:path}", models.get_model),
     ("POST", "/tokenize", tokenize.tokenize),
     ("POST", "/detokenize", tokenize.detokenize),
+    ("POST", "/reset_prefix_cache", cache.reset),
     ("GET", "/health", probes.health),
     ("GET", "/ready", probes.ready),
     ("GET", "/version", probes.version),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
@@ -37,7 +38,7 @@ async def create(front: Front, request: Request) -> Response:
     params = _params(front, asked)
     prompt = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens)
     front.admit(asked.priority)
-    answer = _Answer(front, asked, model, prompt, params, request.scope.get("octavo.request_id"))
+    answer = _Answer(front, asked, model, prompt, params, request.scope)
     if asked.stream:
         return await open_stream(front, answer.events(), request.receive)
     whole = await front.attend(answer.whole(), request.receive)
@@ -69,11 +70,11 @@ class _Answer:
         model: str,
         prompt: list[int],
         params: SamplingParams,
-        header_id: str | None,
+        scope: Scope,
     ) -> None:
         self._front = front
         self._asked = asked
-        self._wanted_id = asked.request_id or header_id
+        self._wanted_id = asked.request_id or scope.get("octavo.request_id")
         self._role = front.config.response_role
         self._names = TokenNames(front.llm.tokenizer, as_token_ids=asked.return_tokens_as_token_ids)
         self._call = Call(
@@ -84,6 +85,7 @@ class _Answer:
             created=int(time.time()),
             prompts=[prompt],
             params=params,
+            user=asked.user or scope.get("octavo.key_name"),
         )
         self._choices = [_Choice(asked, self._names, index) for index in range(params.n)]
 

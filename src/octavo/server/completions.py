@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
@@ -40,7 +41,7 @@ async def create(front: Front, request: Request) -> Response:
     params = _params(front, asked)
     prompts = await _prompts(front, asked)
     front.admit(asked.priority)
-    answer = _Answer(front, asked, model, prompts, params, request.scope.get("octavo.request_id"))
+    answer = _Answer(front, asked, model, prompts, params, request.scope)
     if asked.stream:
         return await open_stream(front, answer.events(), request.receive)
     whole = await front.attend(answer.whole(), request.receive)
@@ -96,11 +97,11 @@ class _Answer:
         model: str,
         prompts: list[_Prompt],
         params: SamplingParams,
-        header_id: str | None,
+        scope: Scope,
     ) -> None:
         self._front = front
         self._asked = asked
-        self._wanted_id = asked.request_id or header_id
+        self._wanted_id = asked.request_id or scope.get("octavo.request_id")
         self._call = Call(
             front=front,
             asked=asked,
@@ -109,6 +110,7 @@ class _Answer:
             created=int(time.time()),
             prompts=[prompt.token_ids for prompt in prompts],
             params=params,
+            user=asked.user or scope.get("octavo.key_name"),
         )
         self._choices = [
             _Choice(front, asked, params, prompt, index * params.n + sample)

@@ -62,6 +62,7 @@ class Call:
     created: int  # seconds since the epoch
     prompts: list[list[int]]
     params: SamplingParams
+    user: str | None  # whom a fair share counts it to
     usage: Usage = field(default_factory=lambda: Usage())
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -107,6 +108,7 @@ class Call:
             self.call_id if len(self.prompts) == 1 else f"{self.call_id}-{index}",
             priority=self.asked.priority,
             cache_salt=self.asked.cache_salt,
+            user=self.user,
         )
 
 

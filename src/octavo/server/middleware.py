@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import secrets
 import uuid
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,24 +44,29 @@ class RequestId:
 
 
 class ApiKey:
-    """Lets pass who sends `Authorization: Bearer KEY` with one of the keys."""
+    """Lets pass who sends `Authorization: Bearer KEY` with one of the keys. A name for the key stands in
+    `scope["octavo.key_name"]`: the same for as long as the server runs, and nobody can tell the key from it."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], open_routes: frozenset[str]) -> None:
         self.app = app
-        self._keys = [key.encode() for key in keys]
+        salt = secrets.token_bytes(16)
+        hashes = {key.encode(): blake2b(key.encode(), key=salt, digest_size=8).hexdigest() for key in keys}
+        self._names = {key: f"key-{digest}" for key, digest in hashes.items()}
         self._open_routes = open_routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._passes(scope):
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or scope["path"] in self._open_routes:
             await self.app(scope, receive, send)
-            return
-        error = AuthenticationError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
-        await error_response(error)(scope, receive, send)
+        elif (name := self._key_name(scope)) is not None:
+            scope["octavo.key_name"] = name
+            await self.app(scope, receive, send)
+        else:
+            error = AuthenticationError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
+            await error_response(error)(scope, receive, send)
 
-    def _passes(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or scope["path"] in self._open_routes:
-            return True
+    def _key_name(self, scope: Scope) -> str | None:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        sent = given.strip().encode("latin-1")
         # Every key is compared, each in constant time: neither place nor content of a mismatch shows in the time.
-        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        matches = [name for key, name in self._names.items() if hmac.compare_digest(sent, key)]
+        return matches[0] if matches and scheme.lower() == "bearer" else None

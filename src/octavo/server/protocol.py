@@ -43,7 +43,6 @@ _SAMPLING = frozenset(
 
 _NO_OPS = frozenset(
     {
-        "user",
         "metadata",
         "store",
         "service_tier",
@@ -97,6 +96,7 @@ class GenerationFields(Record):
     request_id: str | None = wire(short_string(MAX_ID_LENGTH))
     priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
     cache_salt: str | None = wire(string)
+    user: str | None = wire(string)
     return_token_ids: bool = wire(boolean, False)
     return_tokens_as_token_ids: bool = wire(boolean, False)
     sampling: dict[str, Any] = field(default_factory=dict)
