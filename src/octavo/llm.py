@@ -193,7 +193,10 @@ class LLM:
 
     def close(self) -> None:
         """Free the weights and the KV cache now. May be called twice; generating afterwards raises OctavoError."""
-        self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+        del engine
         gc.collect()
 
     def __enter__(self) -> LLM:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool
@@ -98,6 +99,10 @@ class FakeRunner:
         # All rows read before any writes: whoever relies on what this very step computes finds it missing.
         histories = [[self.cache[self._slot(row, p)] for p in range(row.start)] for row in plan.scheduled]
         return StepResult([self._compute(*work) for work in zip(plan.scheduled, histories, strict=True)])
+
+    def close(self, evictions: Sequence[EvictBlock]) -> None:
+        for eviction in evictions:
+            self._move(eviction)
 
     def _move(self, transfer: Transfer) -> None:
         match transfer:

@@ -91,6 +91,11 @@ class BlockPool:
         """The block with this content, in use or cached. It stays valid until the next `allocate`, or `share` it."""
         return self._block_with.get(content_hash)
 
+    def known_blocks(self) -> list[tuple[int, bytes]]:
+        """All that `find` gives, with their hashes: those in use first, those to be evicted next last."""
+        in_use = [block_id for block_id in self._block_with.values() if self._num_refs[block_id]]
+        return [(i, content_hash) for i in (*in_use, *reversed(self._cached)) if (content_hash := self._hash_of[i])]
+
     def touch(self, block_id: int) -> None:
         """A cached block was of use: it is evicted last."""
         if block_id in self._cached:

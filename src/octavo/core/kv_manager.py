@@ -69,7 +69,9 @@ class KVManager:
         self.swap = swap or SwapSpace(0)
         self.store = store
         self.num_lookup_tokens = 0  # looked up at first admissions
-        self.num_hit_tokens = 0  # found then
+        self.num_hit_tokens = 0  # found then in the pool
+        self.num_store_lookup_tokens = 0  # not found there, and looked up in the store
+        self.num_store_hit_tokens = 0
         self._tables: dict[Request, _Table] = {}  # of those that hold blocks
         self._index = PrefixIndex()
         self._in_progress: dict[bytes, Request] = {}  # blocks of prompts that somebody is about to compute
@@ -148,18 +150,25 @@ class KVManager:
             self.pool.touch(prefix.part[0])
         block_ids = array("i", cached)
         block_ids.extend(self.pool.allocate(num_new))
-        num_cached = self._fill(block_ids, prefix)
+        num_cached, num_loaded = self._fill(block_ids, prefix)
         self._tables[request] = _Table(block_ids, num_published=len(cached))
         if self.pool.enable_prefix_caching:
             for index in range(num_cached // self.block_size, request.num_tokens // self.block_size):
                 self._in_progress.setdefault(block_hash(request, index, self.block_size), request)
             if request.num_preemptions == 0:
-                self.num_lookup_tokens += request.num_tokens
-                self.num_hit_tokens += num_cached
+                self._count_hits(request.num_tokens, num_cached - num_loaded, num_loaded)
         return num_cached
 
-    def _fill(self, block_ids: array[int], prefix: Prefix) -> int:
-        """Bring in what of the prefix lies elsewhere; the number of tokens that are then there."""
+    def _count_hits(self, num_tokens: int, num_in_pool: int, num_in_store: int) -> None:
+        self.num_lookup_tokens += num_tokens
+        self.num_hit_tokens += num_in_pool
+        if self.store is not None:
+            self.num_store_lookup_tokens += num_tokens - num_in_pool
+            self.num_store_hit_tokens += num_in_store
+
+    def _fill(self, block_ids: array[int], prefix: Prefix) -> tuple[int, int]:
+        """Bring in what of the prefix lies elsewhere. The number of tokens that are then there, and how many of them
+        the store had."""
         payloads = []
         for content_hash in prefix.stored:
             payload = None if self.store is None else self.store.fetch(content_hash)
@@ -175,7 +184,7 @@ class KVManager:
             num_tokens += num_part_tokens
         for payload, block_id in zip(payloads, block_ids[len(prefix.block_ids) :], strict=False):
             self._transfers.append(LoadBlock(payload, block_id))
-        return num_tokens
+        return num_tokens, len(payloads) * self.block_size
 
     def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
         """Open a table for `child`, whose first `num_tokens` tokens are those of `parent`: all their blocks are
@@ -295,6 +304,14 @@ class KVManager:
             self._tables[request] = _Table(block_ids, num_published=0)
         self.swap.release(requests)
         return True
+
+    def evictions(self) -> list[EvictBlock]:
+        """What would keep all that is known in the store: the blocks of most use come first."""
+        return [
+            EvictBlock(block_id, content_hash)
+            for block_id, content_hash in self.pool.known_blocks()
+            if self._index.num_tokens(content_hash) == self.block_size
+        ]
 
     def reset_prefix_cache(self) -> None:
         """Nothing computed so far is shared any more, but by forks; what the store has stays there. Who holds blocks

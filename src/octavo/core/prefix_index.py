@@ -77,6 +77,10 @@ class PrefixIndex:
             del self._following[key]
         return len(entry.token_ids)
 
+    def num_tokens(self, content_hash: bytes) -> int:
+        """That a known block holds."""
+        return len(self._entries[content_hash].token_ids)
+
     def clear(self) -> None:
         self._entries.clear()
         self._following.clear()

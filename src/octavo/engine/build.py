@@ -5,6 +5,7 @@ The one place that knows all of them. Nothing is loaded before the plan has been
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 from octavo.checkpoint.base import Checkpoint, open_checkpoint
@@ -25,8 +26,10 @@ from octavo.ops import isa
 from octavo.ops.api import CacheDType, DType
 from octavo.ops.cpu import CpuBackend
 from octavo.quant.formats import WeightFormats, choose_formats
+from octavo.runtime.fingerprint import fingerprint
 from octavo.runtime.kv_cache import KVStorage
 from octavo.runtime.memory import GiB, MemoryPlan, available_memory, plan_memory, workspace_bytes
+from octavo.runtime.offload import DiskStore
 from octavo.runtime.program import EagerExecutor, ProgramExecutor
 from octavo.runtime.runner import Executor, Runner
 from octavo.sampling.sampler import Sampler
@@ -60,10 +63,11 @@ def build_engine(config: EngineConfig) -> Engine:
     ]
     sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
     num_slots = int(config.swap_space * GiB) // plan.block_bytes
-    storage = KVStorage(kv_caches, num_slots=num_slots, swap_dir=config.swap_dir)
+    store = _store(config, checkpoint, model_config, dtype, kv_dtype, formats, variant, plan)
+    storage = KVStorage(kv_caches, num_slots=num_slots, swap_dir=config.swap_dir, sink=store)
     runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler, storage)
     return Engine(
-        _scheduler(config, plan, num_slots), runner, _info(config, model_config, dtype, formats, backend, plan)
+        _scheduler(config, plan, num_slots, store), runner, _info(config, model_config, dtype, formats, backend, plan)
     )
 
 
@@ -81,10 +85,36 @@ def _executor(
     return ProgramExecutor(model, backend, kv_caches, block_size, config.max_num_batched_tokens)
 
 
-def _scheduler(config: EngineConfig, plan: MemoryPlan, num_slots: int) -> Scheduler:
+def _store(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: ModelConfig,
+    dtype: DType,
+    kv_dtype: CacheDType,
+    formats: WeightFormats,
+    variant: str,
+    plan: MemoryPlan,
+) -> DiskStore | None:
+    if config.kv_offload_dir is None:
+        return None
+    identity = fingerprint(
+        checkpoint,
+        model,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        formats=formats,
+        block_size=plan.block_size,
+        max_model_len=plan.max_model_len,
+        variant=variant,
+        seed=config.seed,
+    )
+    return DiskStore(Path(config.kv_offload_dir), int(config.kv_offload_size * GiB), identity, plan.block_bytes)
+
+
+def _scheduler(config: EngineConfig, plan: MemoryPlan, num_slots: int, store: DiskStore | None) -> Scheduler:
     pool = BlockPool(plan.num_blocks, config.enable_prefix_caching)
     return Scheduler(
-        KVManager(pool, plan.block_size, swap=SwapSpace(num_slots)),
+        KVManager(pool, plan.block_size, swap=SwapSpace(num_slots), store=store),
         make_policy(config.scheduling_policy),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

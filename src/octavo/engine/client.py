@@ -32,6 +32,7 @@ ENGINE_COMMAND = (
     "octavo.engine.process",
 )  # -P: nothing is imported from the current folder
 SHUTDOWN_SECONDS = 5.0  # a step in flight may finish; an engine that takes longer is killed
+OFFLOAD_SECONDS = 15.0  # … and one that keeps its cache on disk may write it
 
 
 class EngineClient(Protocol):
@@ -156,7 +157,8 @@ class ProcessClient:
             if connection is not None and hasattr(self, "info") and not connection.ended.is_set():
                 self._send(MessageKind.SHUTDOWN, None)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(connection.ended.wait(), SHUTDOWN_SECONDS)
+                    grace = SHUTDOWN_SECONDS if self._config.kv_offload_dir is None else OFFLOAD_SECONDS
+                    await asyncio.wait_for(connection.ended.wait(), grace)
         finally:
             process.kill()
             if connection is not None:

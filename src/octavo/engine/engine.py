@@ -7,10 +7,10 @@ the failed step wrote is ever read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from octavo.core.plan import RequestUpdate, RowResult, StepPlan, StepResult
+from octavo.core.plan import EvictBlock, RequestUpdate, RowResult, StepPlan, StepResult
 from octavo.core.scheduler import Scheduler
 from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
 from octavo.request import EngineRequest, Request
@@ -23,6 +23,9 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out a plan. One row of the result for each scheduled request, in order."""
+
+    def close(self, evictions: Sequence[EvictBlock]) -> None:
+        """An orderly end: these blocks are of use to the next engine, if there is a place to keep them."""
 
 
 class Engine:
@@ -59,6 +62,10 @@ class Engine:
         """Forget all that is cached; between two steps, whatever runs."""
         self.scheduler.kv.reset_prefix_cache()
 
+    def close(self) -> None:
+        """Keep what the next engine can use. Nothing may be called afterwards; without this, only that is lost."""
+        self.runner.close(self.scheduler.kv.evictions())
+
     def stats(self) -> SchedulerStats:
         scheduler, kv = self.scheduler, self.scheduler.kv
         return SchedulerStats(
@@ -67,6 +74,8 @@ class Engine:
             kv_cache_usage=kv.usage,
             prefix_cache_queries=kv.num_lookup_tokens,
             prefix_cache_hits=kv.num_hit_tokens,
+            external_prefix_cache_queries=kv.num_store_lookup_tokens,
+            external_prefix_cache_hits=kv.num_store_hit_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
             num_steps=scheduler.num_steps,

@@ -45,6 +45,8 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     num_steps: int = 0
     step_tokens: int = 0  # tokens scheduled in the last step
     num_swaps: int = 0  # preemptions that kept what was computed
+    external_prefix_cache_queries: int = 0  # tokens not in the KV cache, looked up on disk
+    external_prefix_cache_hits: int = 0
 
 
 @dataclass(slots=True)

@@ -54,7 +54,12 @@ class Metrics:
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all.")
         self._cache_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
         self._cache_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self._external_queries = self._counter(
+            "external_prefix_cache_queries", "Tokens not in the prefix cache, looked up on disk."
+        )
+        self._external_hits = self._counter("external_prefix_cache_hits", "Tokens found on disk.")
         self._preemptions = self._counter("num_preemptions", "Preemptions by the engine.")
+        self._swaps = self._counter("num_swaps", "Preemptions that kept what was computed in the swap space.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._success = {
@@ -114,7 +119,10 @@ class Metrics:
         self._kv_usage.set(stats.kv_cache_usage)
         self._cache_queries.inc(stats.prefix_cache_queries - last.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits - last.prefix_cache_hits)
+        self._external_queries.inc(stats.external_prefix_cache_queries - last.external_prefix_cache_queries)
+        self._external_hits.inc(stats.external_prefix_cache_hits - last.external_prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions - last.num_preemptions)
+        self._swaps.inc(stats.num_swaps - last.num_swaps)
         self._generation_tokens.inc(self._num_new_tokens)
         for tokens in self._new_step_tokens:
             self._step_tokens.observe(tokens)

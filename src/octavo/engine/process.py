@@ -103,6 +103,7 @@ def run(build: Callable[[EngineConfig], Any]) -> int:
     gc.collect()
     gc.freeze()
     EngineLoop(engine, inbox, send).run()
+    engine.close()
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,10 @@ from octavo.core.plan import CopyBlock, EvictBlock, LoadBlock, RestoreBlock, Sav
 from octavo.errors import ConfigError
 from octavo.ops.api import KVCache
 
+# For what is still in memory when the engine ends. A client waits somewhat longer (engine/client.py).
+CLOSE_SECONDS = 10.0
+CLOSE_PORTION = 64  # blocks that are handed over at once: a store drops what would take much memory to wait
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -28,6 +33,11 @@ class BlockSink(Protocol):
 
     def put(self, content_hash: bytes, payload: Any) -> None:
         """Keep a block's bytes, if that can be done at once."""
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all are kept. False: it took longer than `timeout` seconds."""
+
+    def close(self, timeout: float = ...) -> None: ...
 
 
 class KVStorage:
@@ -64,6 +74,17 @@ class KVStorage:
                     self._evict(block_id, content_hash)
                 case LoadBlock(payload, block_id):
                     self._load(block_id, np.frombuffer(payload, np.uint8))  # type: ignore[call-overload]
+
+    def close(self, evictions: Sequence[EvictBlock]) -> None:
+        """An orderly end: as many of these blocks are kept as CLOSE_SECONDS allow."""
+        sink, deadline = self._sink, time.monotonic() + CLOSE_SECONDS
+        if sink is None:
+            return
+        for start in range(0, len(evictions), CLOSE_PORTION):
+            self.carry_out(evictions[start : start + CLOSE_PORTION])
+            if not sink.flush(max(0.0, deadline - time.monotonic())):
+                break
+        sink.close(timeout=0.0)
 
     def _evict(self, block_id: int, content_hash: bytes) -> None:
         if self._sink is not None:

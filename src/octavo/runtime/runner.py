@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from octavo.core.plan import RowResult, ScheduledRequest, StepPlan, StepResult
+from octavo.core.plan import EvictBlock, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.errors import RequestFailedError
 from octavo.runtime.kv_cache import KVStorage
 from octavo.runtime.program import MAX_LOGITS
@@ -46,6 +46,9 @@ class Runner:
         result = StepResult(self._compute(plan) if plan.scheduled else [])
         result.transfer_seconds, result.compute_seconds = moved - start, time.perf_counter() - moved
         return result
+
+    def close(self, evictions: Sequence[EvictBlock]) -> None:
+        self.storage.close(evictions)
 
     def _compute(self, plan: StepPlan) -> list[RowResult]:
         batch = self.executor.batch(plan)
