@@ -148,17 +148,20 @@ class AsyncLLM:
         params: BeamSearchParams,
         request_id: str | None = None,
         *,
+        num_beams: int | None = None,
         output_kind: OutputKind = "final_only",
         priority: int = 0,
         cache_salt: str | None = None,
         user: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The same for a beam search. It has one output, at its end: the beams, best first, as a request's samples."""
+        """The same for a beam search. It has one output, at its end: the best `num_beams` of the beams (default: all),
+        best first, as a request's samples."""
         return self._follow(
             lambda: self._inputs.process_beams(
                 self._free_id(request_id),
                 prompt,
                 params,
+                num_beams=num_beams,
                 output_kind=output_kind,
                 priority=priority,
                 cache_salt=cache_salt,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -10,9 +12,14 @@ import openai
 import pytest
 
 from octavo.async_llm import AsyncLLM
-from octavo.config import ServerConfig
+from octavo.config import EngineConfig, ServerConfig
 from octavo.server.app import create_app
+from octavo.text.chat_template import load_chat_template
+from support.fake_runner import make_engine
+from support.front import LocalClient, small_front_end, small_tokenizer
 from support.scripted_engine import ScriptedEngine, scripted_llm
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 class Harness:
@@ -81,3 +88,24 @@ async def serve() -> AsyncIterator[Serve]:
 @pytest.fixture
 async def server(serve: Serve) -> Harness:
     return await serve()
+
+
+@pytest.fixture
+async def serve_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+    """Makes servers on the real control plane (support/fake_runner.py); options are those of `make_engine`."""
+    front_end = small_front_end()
+    template = load_chat_template(TEMPLATE, small_tokenizer())
+    front_end = dataclasses.replace(front_end, chat_template=template)
+    monkeypatch.setattr("octavo.async_llm.load_front_end", lambda config: front_end)
+
+    @asynccontextmanager
+    async def serve(policy: str = "fcfs", **options: Any) -> AsyncIterator[tuple[Harness, LocalClient]]:
+        client = LocalClient(make_engine(policy=policy, **options))
+        llm = await AsyncLLM.start(EngineConfig(model="tiny", scheduling_policy=policy), client)
+        harness = Harness(llm, client, ServerConfig())  # type: ignore[arg-type]
+        try:
+            yield harness, client
+        finally:
+            await harness.close()
+
+    yield serve

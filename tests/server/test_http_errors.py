@@ -216,7 +216,6 @@ async def test_fields_without_meaning_here_are_accepted(server):
     ("path", "field", "value"),
     [
         (PATH, "suffix", "x"),
-        (PATH, "use_beam_search", True),
         (PATH, "structured_outputs", {"choice": ["a"]}),
         (PATH, "response_format", {"type": "json_object"}),
         (CHAT, "response_format", {"type": "json_schema", "json_schema": {}}),

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-
-from octavo.async_llm import AsyncLLM
-from octavo.config import EngineConfig, ServerConfig
-from octavo.text.chat_template import load_chat_template
-from server.conftest import Harness
-from support.fake_runner import make_engine
-from support.front import LocalClient, small_front_end, small_tokenizer
 
 COMPLETIONS, CHAT, RESET = "/v1/completions", "/v1/chat/completions", "/reset_prefix_cache"
 BOTH = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -25,27 +15,6 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 def asking(path: str, text: str) -> dict[str, Any]:
     return {"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
-
-
-@pytest.fixture
-async def serve_engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Makes servers on the real control plane (support/fake_runner.py); options are those of `make_engine`."""
-    front_end = small_front_end()
-    template = load_chat_template(TEMPLATE, small_tokenizer())
-    front_end = dataclasses.replace(front_end, chat_template=template)
-    monkeypatch.setattr("octavo.async_llm.load_front_end", lambda config: front_end)
-
-    @asynccontextmanager
-    async def serve(policy: str = "fcfs", **options: Any) -> AsyncIterator[tuple[Harness, LocalClient]]:
-        client = LocalClient(make_engine(policy=policy, **options))
-        llm = await AsyncLLM.start(EngineConfig(model="tiny", scheduling_policy=policy), client)
-        harness = Harness(llm, client, ServerConfig())  # type: ignore[arg-type]
-        try:
-            yield harness, client
-        finally:
-            await harness.close()
-
-    yield serve
 
 
 # ── Whose a call is ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -254,7 +254,7 @@ def make_engine(
         long_prefill_token_threshold=long_prefill_token_threshold,
         preemption=make_preemption(preemption_mode),
     )
-    info = EngineInfo(max_model_len, VOCAB_SIZE, block_size, num_blocks, "float32", "none", 1, "no memory")
+    info = EngineInfo(max_model_len, VOCAB_SIZE, block_size, num_blocks, "float32", "none", 1, "", max_num_seqs)
     return Engine(scheduler, FakeRunner(block_size, store), info)
 
 

@@ -141,6 +141,7 @@ def _info(
         isa=backend.variant,
         num_threads=backend.num_threads,
         memory_plan=str(plan),
+        max_num_seqs=config.max_num_seqs,
         arithmetic=str(formats.layers),
         cache_config={
             "block_size": str(plan.block_size),

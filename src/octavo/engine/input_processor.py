@@ -83,6 +83,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._max_model_len = info.max_model_len
         self._max_cache_tokens = info.num_blocks * info.block_size
+        self._max_num_seqs = info.max_num_seqs
         # An id needs a row of the embedding and a token in the tokenizer; either may have spare ones.
         self._num_vocab_tokens = min(info.vocab_size, tokenizer.vocab_size)
         # An end token without a row can never be sampled.
@@ -119,14 +120,21 @@ class InputProcessor:
         prompt: Prompt,
         beams: BeamSearchParams,
         *,
+        num_beams: int | None = None,
         output_kind: OutputKind = "final_only",
         priority: int = 0,
         cache_salt: str | None = None,
         user: str | None = None,
     ) -> ProcessedRequest:
-        """A beam search: one sample for each beam that comes out, of which the engine gets the first, for all."""
+        """A beam search: one sample for each of the best `num_beams` beams (default: all). The engine gets the first,
+        for all."""
+        if beams.beam_width > self._max_num_seqs:
+            raise InvalidRequestError(
+                f"beam_width is {beams.beam_width}; at most {self._max_num_seqs} (max_num_seqs) run at once",
+                param="beam_width",
+            )
         steps = SamplingParams(
-            n=beams.beam_width,
+            n=num_beams or beams.beam_width,
             max_tokens=beams.max_tokens,
             temperature=beams.temperature,
             ignore_eos=beams.ignore_eos,
@@ -138,7 +146,7 @@ class InputProcessor:
         num_ends = 0 if beams.ignore_eos else len(self._eos_token_ids)
         first.params.logprobs = min(num_candidates(beams.beam_width, num_ends), self._num_vocab_tokens)
         first.beams = beams
-        samples = [dataclasses.replace(first, sample_index=index) for index in range(beams.beam_width)]
+        samples = [dataclasses.replace(first, sample_index=index) for index in range(steps.n)]
         return ProcessedRequest(request_id, text, samples)
 
     def _first_sample(

@@ -61,6 +61,7 @@ class EngineInfo:
     isa: str
     num_threads: int
     memory_plan: str  # the one line printed at start
+    max_num_seqs: int = 128
     arithmetic: str = ""  # for people: how the weights are kept and multiplied
     cache_config: dict[str, str] = field(default_factory=dict)  # labels of vllm:cache_config_info
 

@@ -173,7 +173,7 @@ class RequestState:
         """A delta and whom it is for: the end of a beam search is news for all its samples."""
         if sample.source.beams is None:
             return [(sample, delta)]
-        hypotheses = delta.hypotheses or []
+        hypotheses = (delta.hypotheses or [])[: len(self.samples)]
         if hypotheses and len(hypotheses) < len(self.samples):  # a vocabulary smaller than the beam is wide
             self.num_unfinished -= len(self.samples) - len(hypotheses)
             del self.samples[len(hypotheses) :]

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
-from octavo.request import CompletionOutput, RequestOutput, SamplingParams
+from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from octavo.server.beams import beam_search_params
 from octavo.server.body import read_json
 from octavo.server.fields import parse, refuse
 from octavo.server.generation import Call, check_stream, sampling_params
@@ -37,8 +38,9 @@ async def create(front: Front, request: Request) -> Response:
     check_stream(asked)
     params = _params(front, asked)
     prompt = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens)
+    beams = beam_search_params(asked, params, front.llm.info.max_model_len - len(prompt))
     front.admit(asked.priority)
-    answer = _Answer(front, asked, model, prompt, params, request.scope)
+    answer = _Answer(front, asked, model, prompt, params, beams, request.scope)
     if asked.stream:
         return await open_stream(front, answer.events(), request.receive)
     whole = await front.attend(answer.whole(), request.receive)
@@ -70,6 +72,7 @@ class _Answer:
         model: str,
         prompt: list[int],
         params: SamplingParams,
+        beams: BeamSearchParams | None,
         scope: Scope,
     ) -> None:
         self._front = front
@@ -85,6 +88,7 @@ class _Answer:
             created=int(time.time()),
             prompts=[prompt],
             params=params,
+            beams=beams,
             user=asked.user or scope.get("octavo.key_name"),
         )
         self._choices = [_Choice(asked, self._names, index) for index in range(params.n)]

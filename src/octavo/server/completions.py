@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
-from octavo.request import CompletionOutput, RequestOutput, SamplingParams
+from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from octavo.server.beams import beam_search_params
 from octavo.server.body import read_json
 from octavo.server.fields import parse, refuse
 from octavo.server.generation import Call, check_stream, encode, sampling_params
@@ -40,8 +41,10 @@ async def create(front: Front, request: Request) -> Response:
     check_stream(asked)
     params = _params(front, asked)
     prompts = await _prompts(front, asked)
+    room = front.llm.info.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
+    beams = beam_search_params(asked, params, room)
     front.admit(asked.priority)
-    answer = _Answer(front, asked, model, prompts, params, request.scope)
+    answer = _Answer(front, asked, model, prompts, params, beams, request.scope)
     if asked.stream:
         return await open_stream(front, answer.events(), request.receive)
     whole = await front.attend(answer.whole(), request.receive)
@@ -97,6 +100,7 @@ class _Answer:
         model: str,
         prompts: list[_Prompt],
         params: SamplingParams,
+        beams: BeamSearchParams | None,
         scope: Scope,
     ) -> None:
         self._front = front
@@ -110,6 +114,7 @@ class _Answer:
             created=int(time.time()),
             prompts=[prompt.token_ids for prompt in prompts],
             params=params,
+            beams=beams,
             user=asked.user or scope.get("octavo.key_name"),
         )
         self._choices = [

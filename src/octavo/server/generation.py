@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import InvalidRequestError
-from octavo.request import RequestOutput, SamplingParams
+from octavo.request import BeamSearchParams, RequestOutput, SamplingParams
 from octavo.server.protocol import GenerationFields
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Call:
     created: int  # seconds since the epoch
     prompts: list[list[int]]
     params: SamplingParams
+    beams: BeamSearchParams | None  # a search instead of samples
     user: str | None  # whom a fair share counts it to
     usage: Usage = field(default_factory=lambda: Usage())
 
@@ -102,13 +103,17 @@ class Call:
             queue.put_nowait((index, None))
 
     def _request(self, index: int) -> AsyncGenerator[RequestOutput, None]:
-        return self.front.llm.generate(
-            self.prompts[index],
-            self.params,
-            self.call_id if len(self.prompts) == 1 else f"{self.call_id}-{index}",
-            priority=self.asked.priority,
-            cache_salt=self.asked.cache_salt,
-            user=self.user,
+        llm, prompt, params = self.front.llm, self.prompts[index], self.params
+        request_id = self.call_id if len(self.prompts) == 1 else f"{self.call_id}-{index}"
+        asked: dict[str, Any] = {
+            "priority": self.asked.priority,
+            "cache_salt": self.asked.cache_salt,
+            "user": self.user,
+        }
+        if self.beams is None:
+            return llm.generate(prompt, params, request_id, **asked)
+        return llm.beam_search(
+            prompt, self.beams, request_id, num_beams=params.n, output_kind=params.output_kind, **asked
         )
 
 

@@ -53,8 +53,6 @@ _NO_OPS = frozenset(
 )
 
 _LATER: Mapping[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "truncation_side": ("left",),
@@ -99,6 +97,10 @@ class GenerationFields(Record):
     user: str | None = wire(string)
     return_token_ids: bool = wire(boolean, False)
     return_tokens_as_token_ids: bool = wire(boolean, False)
+    use_beam_search: bool = wire(boolean, False)
+    beam_width: int | None = wire(anything)  # this and the next two: BeamSearchParams checks them
+    length_penalty: float | None = wire(anything)
+    early_stopping: bool | str | None = wire(anything)
     sampling: dict[str, Any] = field(default_factory=dict)
 
 
