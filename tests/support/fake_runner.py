@@ -2,7 +2,8 @@
 
 The fake's "KV" of a position is a checksum of the KV of all positions before it, *read through the block table*, and
 of its token. The token sampled next is a function of the newest checksum. So a wrong block table, a stale slot, a lost
-or a premature write changes the tokens, as with a real model; a slot that was never written is a KeyError.
+or a premature write changes the tokens, as with a real model; reading or copying a slot that was never written is a
+Fault, and so are two rows that write to one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from octavo.core.beams import BeamSearch, num_candidates
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_manager import KVManager
 from octavo.core.plan import (
@@ -32,7 +34,15 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.swap import SwapSpace
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineInfo, TokenDelta
-from octavo.request import BeamHypothesis, EngineRequest, FinishReason, Request, SamplingParams, TokenLogprobs
+from octavo.request import (
+    BeamHypothesis,
+    BeamSearchParams,
+    EngineRequest,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 VOCAB_SIZE = 13
 
@@ -66,7 +76,8 @@ def likeliest(newest_kv: int, count: int) -> TokenLogprobs:
 
 
 class FakeStore:
-    """A tier behind the pool: the KV of evicted blocks, in a dict."""
+    """A tier behind the pool: the KV of evicted blocks, in a dict. A block in `damaged` is found to be so when it is
+    fetched, and then gone."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, list[int | None]] = {}
@@ -76,7 +87,14 @@ class FakeStore:
         return content_hash in self.blocks
 
     def fetch(self, content_hash: bytes) -> object | None:
-        return None if content_hash in self.damaged else self.blocks.get(content_hash)
+        if content_hash in self.damaged:
+            self.damaged.discard(content_hash)
+            del self.blocks[content_hash]
+        return self.blocks.get(content_hash)
+
+
+class Fault(BaseException):
+    """A plan is wrong. The engine, which catches every Exception of a step, does not catch this."""
 
 
 class FakeRunner:
@@ -86,16 +104,26 @@ class FakeRunner:
         self.cache: dict[int, int] = {}  # slot -> KV
         self.swap_space: dict[int, list[int | None]] = {}
         self.failing: set[str] = set()  # requests whose next row fails alone
-        self.explodes = False  # the next step raises
+        self.explodes = False  # the next step raises, halfway through its transfers
         self.plans: list[StepPlan] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
         if self.explodes:
             self.explodes = False
+            for transfer in plan.transfers[: len(plan.transfers) // 2]:
+                self._move(transfer)
             raise RuntimeError("boom")
+        try:
+            return self._carry_out(plan)
+        except (AssertionError, LookupError) as error:
+            raise Fault(repr(error)) from error
+
+    def _carry_out(self, plan: StepPlan) -> StepResult:
         for transfer in plan.transfers:
             self._move(transfer)
+        written = [self._slot(row, row.start + i) for row in plan.scheduled for i in range(row.num_tokens)]
+        assert len(set(written)) == len(written), "two rows write to one slot"
         # All rows read before any writes: whoever relies on what this very step computes finds it missing.
         histories = [[self.cache[self._slot(row, p)] for p in range(row.start)] for row in plan.scheduled]
         return StepResult([self._compute(*work) for work in zip(plan.scheduled, histories, strict=True)])
@@ -107,13 +135,18 @@ class FakeRunner:
     def _move(self, transfer: Transfer) -> None:
         match transfer:
             case CopyBlock(source, target, num_tokens):
-                self._write(target, self._read(source)[:num_tokens])
+                kv = self._read(source)[:num_tokens]
+                assert None not in kv, "a copy of what was never written"
+                self._write(target, kv)
             case SaveBlock(block_id, slot):
                 self.swap_space[slot] = self._read(block_id)
             case RestoreBlock(slot, block_id):
                 self._write(block_id, self.swap_space[slot])
             case EvictBlock(block_id, content_hash):
-                self.store.blocks[content_hash] = self._read(block_id)
+                kv = self._read(block_id)
+                assert None not in kv, "only full blocks are kept"
+                self.store.blocks[content_hash] = kv
+                self.store.damaged.discard(content_hash)
             case LoadBlock(payload, block_id):
                 self._write(block_id, payload)  # type: ignore[arg-type]
 
@@ -137,26 +170,25 @@ class FakeRunner:
             kv = kv_of(history, request.token_ids[position])
             history.append(kv)
             self.cache[self._slot(row, position)] = kv
-        if request.request_id in self.failing:
-            self.failing.discard(request.request_id)
-            return RowResult(error="no token is allowed")
-        result = RowResult()
+        result = self._sample(request, history[-1], row.samples)
         result.prompt_logprobs = [
             logprobs_of(request.token_ids[p + 1], history[p]) for p in range(row.start, row.start + row.num_scored)
         ]
-        if row.samples:
-            result.token_id, result.logprobs = self._sample(request, history[-1])
-            result.forks = [RowResult(*self._sample(fork, history[-1])) for fork in row.forks]
+        result.forks = [self._sample(fork, history[-1]) for fork in row.forks]
         return result
 
-    @staticmethod
-    def _sample(request: Request, newest_kv: int) -> tuple[int, TokenLogprobs | None]:
+    def _sample(self, request: Request, newest_kv: int, samples: bool = True) -> RowResult:
+        if request.request_id in self.failing:
+            self.failing.discard(request.request_id)
+            return RowResult(error="no token is allowed")
+        if not samples:
+            return RowResult()
         if request.source.beams is not None:
             assert request.params.logprobs is not None
             next_tokens = likeliest(newest_kv, request.params.logprobs)
-            return next_tokens.token_ids[0], next_tokens
+            return RowResult(next_tokens.token_ids[0], next_tokens)
         token_id = sample(request.source, newest_kv, request.num_output_tokens)
-        return token_id, None if request.params.logprobs is None else logprobs_of(token_id, newest_kv)
+        return RowResult(token_id, None if request.params.logprobs is None else logprobs_of(token_id, newest_kv))
 
 
 @dataclass
@@ -182,12 +214,17 @@ class Answer:
         self.hypotheses = delta.hypotheses
 
 
+def history_of(token_ids: list[int]) -> list[int]:
+    history: list[int] = []
+    for token_id in token_ids:
+        history.append(kv_of(history, token_id))
+    return history
+
+
 def expected_answer(source: EngineRequest, max_request_tokens: int) -> Answer:
     """What the request gets from an engine that has no scheduler, no blocks and no cache: a plain loop."""
     params, prompt = source.params, source.prompt_token_ids
-    history: list[int] = []
-    for token_id in prompt:
-        history.append(kv_of(history, token_id))
+    history = history_of(prompt)
     answer = Answer()
     if params.prompt_logprobs is not None:
         answer.prompt_logprobs = [logprobs_of(prompt[p], history[p - 1]) for p in range(1, len(prompt))]
@@ -208,6 +245,31 @@ def expected_answer(source: EngineRequest, max_request_tokens: int) -> Answer:
         elif num_output_tokens == params.max_tokens or len(prompt) + num_output_tokens == max_request_tokens:
             answer.finish_reason = FinishReason.LENGTH
     return answer
+
+
+def expected_beams(source: EngineRequest, num_blocks: int, block_size: int, max_model_len: int) -> Answer:
+    """What a beam search gets: `BeamSearch` in a plain loop, cut short where its beams alone need more blocks than
+    there are. Beams share the full blocks of what they have in common; the one that is written to is a beam's own."""
+    prompt, beams = source.prompt_token_ids, source.beams
+    assert beams is not None and source.params.logprobs is not None
+    max_tokens = min(beams.max_tokens, max_model_len - len(prompt), num_blocks * block_size + 1 - len(prompt))
+    search = BeamSearch(beams, [] if beams.ignore_eos else source.eos_token_ids, max_tokens)
+    rows = [prompt]
+    while rows:
+        full = {tuple(row[:end]) for row in rows for end in range(block_size, len(row), block_size)}
+        if len(full) + len(rows) > num_blocks:
+            search.cut_short()
+            return Answer(finish_reason=FinishReason.LENGTH, hypotheses=search.finished)
+        successors = search.advance([likeliest(history_of(row)[-1], source.params.logprobs) for row in rows])
+        rows = [[*rows[successor.parent], successor.token_id] for successor in successors]
+    return Answer(finish_reason=FinishReason.STOP, hypotheses=search.finished)
+
+
+def make_beams(request_id: str, prompt: list[int], beams: BeamSearchParams, **fields: object) -> EngineRequest:
+    end_token_ids = fields.get("eos_token_ids", [])
+    assert isinstance(end_token_ids, list)
+    num_logprobs = num_candidates(beams.beam_width, 0 if beams.ignore_eos else len(end_token_ids))
+    return make_request(request_id, prompt, beams=beams, logprobs=min(num_logprobs, VOCAB_SIZE), **fields)
 
 
 def make_request(request_id: str, prompt: list[int], **fields: object) -> EngineRequest:

@@ -286,22 +286,25 @@ class KVManager:
         return True
 
     def swap_in(self, requests: Sequence[Request], num_spare_blocks: int) -> bool:
-        """The way back, and new blocks for all tokens that these requests hold. False, and nothing has changed, unless
+        """The way back, and new blocks for all tokens that these requests hold. They share full blocks as before; a
+        part-filled one, which is written to next, is each one's own. False, and nothing has changed, unless
         `num_spare_blocks` blocks stay free after that."""
-        slots = {request: self.swap.slots(request) for request in requests}
-        block_of = dict.fromkeys(slot for table in slots.values() for slot in table)
-        num_more = {r: self._num_blocks_for(r.num_tokens) - len(slots[r]) for r in requests}
-        if len(block_of) + sum(num_more.values()) + num_spare_blocks > self.pool.num_free:
+        num_full = {request: request.num_computed_tokens // self.block_size for request in requests}
+        full_slots = {request: self.swap.slots(request)[: num_full[request]] for request in requests}
+        num_own = {request: self._num_blocks_for(request.num_tokens) - num_full[request] for request in requests}
+        distinct = dict.fromkeys(slot for slots in full_slots.values() for slot in slots)
+        if len(distinct) + sum(num_own.values()) + num_spare_blocks > self.pool.num_free:
             return False
-        restored = dict(zip(block_of, self.pool.allocate(len(block_of)), strict=True))
-        self._transfers += [RestoreBlock(slot, block_id) for slot, block_id in restored.items()]
-        unshared = set(restored)
+        block_of = dict(zip(distinct, self.pool.allocate(len(distinct)), strict=True))
+        self._transfers += [RestoreBlock(slot, block_id) for slot, block_id in block_of.items()]
         for request in requests:
-            block_ids = array("i", [restored[slot] for slot in slots[request]])
-            self.pool.share([restored[slot] for slot in slots[request] if slot not in unshared])
-            unshared.difference_update(slots[request])
-            block_ids.extend(self.pool.allocate(num_more[request]))
-            self._tables[request] = _Table(block_ids, num_published=0)
+            full = [block_of[slot] for slot in full_slots[request]]
+            self.pool.share(full)
+            own = self.pool.allocate(num_own[request])
+            part_filled = self.swap.slots(request)[num_full[request] :]  # one or none
+            self._transfers += [RestoreBlock(slot, own[0]) for slot in part_filled]
+            self._tables[request] = _Table(array("i", full + own), num_published=0)
+        self.pool.release(block_of.values())  # their tables hold them
         self.swap.release(requests)
         return True
 

@@ -174,7 +174,10 @@ class Scheduler:
                     continue  # most of what it lacks is about to be there
                 is_admitted = self._admit(request, row, prefix)
             if not is_admitted:
-                return
+                if self.running or not request.is_swapped_out:
+                    return
+                self._cut_short(request, plan)  # the whole pool is too small for it
+                continue
             self.queues.start(request)
             budget -= self._schedule(self.rows.pending(request), budget, self.queues.may_admit, plan)
 
@@ -255,7 +258,10 @@ class Scheduler:
         rows = self.rows.with_blocks(request)
         num_tokens = sum(row.num_computed_tokens for row in rows)
         num_blocks = sum(len(self.kv.block_table(row)) for row in rows)
-        request.is_swapped_out = self.preemption.swaps(num_tokens, num_blocks) and self.kv.swap_out(rows)
+        is_whole = len(rows) == len(self.rows.all(request))  # else its beams are just being computed again
+        request.is_swapped_out = (
+            is_whole and self.preemption.swaps(num_tokens, num_blocks) and self.kv.swap_out(rows)
+        )
         if request.is_swapped_out:
             self.num_swaps += 1
         else:
