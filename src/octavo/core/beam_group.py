@@ -73,6 +73,7 @@ class BeamGroup:
         """All that the rows have computed is gone."""
         for row in self.rows:
             row.num_computed_tokens = 0
+            row.num_preemptions += 1
         self._next_tokens.clear()
 
     def _fork(self, parent: Request, kv: KVManager) -> Request:

@@ -51,7 +51,8 @@ class Prefix:
     block_ids: list[int] = field(default_factory=list)  # whole blocks in the pool
     stored: list[bytes] = field(default_factory=list)  # the next whole blocks, in the store
     part: tuple[int, int] | None = None  # a block that begins like the next one, and for how many tokens
-    num_in_progress: int = 0  # tokens behind the whole blocks that another request is about to compute
+    num_tokens: int = 0  # of all these
+    num_in_progress: int = 0  # tokens behind them that another request is about to compute, and that could be used
 
 
 @dataclass(slots=True)
@@ -129,10 +130,13 @@ class KVManager:
             block_id = self.pool.find(found[0])
             assert block_id is not None, "the index knows a block that the pool does not"
             prefix.part = block_id, found[1]
+        prefix.num_tokens = start + (0 if prefix.part is None else prefix.part[1])
+        num_expected = start
         for index in range(num_whole, request.num_tokens // self.block_size if self._in_progress else 0):
             if block_hash(request, index, self.block_size) not in self._in_progress:
                 break
-            prefix.num_in_progress += self.block_size
+            num_expected += self.block_size
+        prefix.num_in_progress = max(0, min(num_expected, num_usable) - prefix.num_tokens)
         return prefix
 
     def admit(self, request: Request, prefix: Prefix, num_spare_blocks: int) -> int | None:
@@ -260,6 +264,8 @@ class KVManager:
         index, num_tokens = divmod(request.num_computed_tokens, self.block_size)
         if num_tokens == 0 or self.pool.num_refs(table.block_ids[index]) > 1:
             return
+        if any(isinstance(each, CopyBlock) and each.to_block == table.block_ids[index] for each in self._transfers):
+            return  # its content is still to come, and does not if the step fails
         start = index * self.block_size
         token_ids = request.token_ids[start : start + num_tokens]
         parent = block_hash(request, index - 1, self.block_size)
@@ -303,7 +309,9 @@ class KVManager:
             own = self.pool.allocate(num_own[request])
             part_filled = self.swap.slots(request)[num_full[request] :]  # one or none
             self._transfers += [RestoreBlock(slot, own[0]) for slot in part_filled]
-            self._tables[request] = _Table(array("i", full + own), num_published=0)
+            # What it computed may no longer be known. After a reset it is not to be.
+            num_published = num_full[request] if self.swap.is_forgotten(request) else 0
+            self._tables[request] = _Table(array("i", full + own), num_published)
         self.pool.release(block_of.values())  # their tables hold them
         self.swap.release(requests)
         return True
@@ -321,6 +329,7 @@ class KVManager:
         keeps them, and publishes those that fill up later: they are found only behind a prefix that was computed anew.
         The counters go on."""
         self.pool.forget()
+        self.swap.forget()
         self._index.clear()
         self._in_progress.clear()
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import islice
 
 from octavo.core.policy import Policy
 from octavo.request import Request, RequestStatus
@@ -32,8 +34,17 @@ class Queues:
 
     @property
     def may_admit(self) -> bool:
-        """Whether somebody waits for whom there is a seat."""
-        return bool(self.waiting) and self.has_seats(self.waiting[0])
+        """Whether somebody waits for whom there is a seat. Samples that wait for another to compute their prompt do not
+        count: what is kept from that one for their sake would delay them too."""
+        first = next(self._seekers(), None)
+        return first is not None and self.has_seats(first)
+
+    def count_seekers(self, at_most: int) -> int:
+        """How many wait for a seat, as far as there are seats."""
+        return sum(1 for _ in islice(self._seekers(), min(at_most, self.num_free_seats)))
+
+    def _seekers(self) -> Iterator[Request]:
+        return (request for request in self.waiting if request.fork_from is None)
 
     def add(self, request: Request) -> None:
         self._insert(self.waiting, request)

@@ -146,7 +146,7 @@ class Scheduler:
         unscheduled = deque(request for request in self.running if self.rows.are_decodes(request))
         num_decodes = len(unscheduled)
         unscheduled.extend(request for request in self.running if not self.rows.are_decodes(request))
-        if len(unscheduled) - num_decodes + min(self.queues.num_free_seats, len(self.waiting)) > 1:
+        if len(unscheduled) - num_decodes + self.queues.count_seekers(at_most=2) > 1:
             budget = min(budget, num_decodes + MAX_SHARED_TOKENS)
         while unscheduled and budget > 0:
             request = unscheduled[0]
@@ -169,8 +169,7 @@ class Scheduler:
             else:
                 row = self.rows.all(request)[0]
                 prefix = self.kv.lookup(row)
-                num_known = (len(prefix.block_ids) + len(prefix.stored)) * self.kv.block_size
-                if 2 * prefix.num_in_progress > row.num_tokens - num_known:
+                if 2 * prefix.num_in_progress > row.num_tokens - prefix.num_tokens:
                     continue  # most of what it lacks is about to be there
                 is_admitted = self._admit(request, row, prefix)
             if not is_admitted:
@@ -259,9 +258,7 @@ class Scheduler:
         num_tokens = sum(row.num_computed_tokens for row in rows)
         num_blocks = sum(len(self.kv.block_table(row)) for row in rows)
         is_whole = len(rows) == len(self.rows.all(request))  # else its beams are just being computed again
-        request.is_swapped_out = (
-            is_whole and self.preemption.swaps(num_tokens, num_blocks) and self.kv.swap_out(rows)
-        )
+        request.is_swapped_out = is_whole and self.preemption.swaps(num_tokens, num_blocks) and self.kv.swap_out(rows)
         if request.is_swapped_out:
             self.num_swaps += 1
         else:

@@ -7,6 +7,7 @@ A slot is as large as a block. Knows nothing of the memory behind the slots (run
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 
 from octavo.request import Request
@@ -20,6 +21,7 @@ class SwapSpace:
         self._free = list(reversed(range(num_slots)))
         self._num_users = array("i", [0]) * num_slots
         self._tables: dict[Request, array[int]] = {}  # slots in the order of the request's tokens
+        self._forgotten: set[Request] = set()  # swapped out before the last reset of the prefix cache
 
     def __contains__(self, request: Request) -> bool:
         return request in self._tables
@@ -44,9 +46,17 @@ class SwapSpace:
     def slots(self, request: Request) -> array[int]:
         return self._tables[request]
 
+    def forget(self) -> None:
+        """Nothing that is here now is to become known to others."""
+        self._forgotten.update(self._tables)
+
+    def is_forgotten(self, request: Request) -> bool:
+        return request in self._forgotten
+
     def release(self, requests: Iterable[Request]) -> None:
         """Give back the slots of those among these requests that hold any."""
         for request in requests:
+            self._forgotten.discard(request)
             for slot in self._tables.pop(request, ()):
                 self._num_users[slot] -= 1
                 if self._num_users[slot] == 0:
@@ -54,7 +64,8 @@ class SwapSpace:
 
     def check_integrity(self) -> None:
         """AssertionError unless every slot is either free or held as often as the tables say."""
-        held = [slot for slots in self._tables.values() for slot in slots]
-        assert all(self._num_users[slot] == held.count(slot) for slot in set(held)), "a slot's users are miscounted"
+        held = Counter(slot for slots in self._tables.values() for slot in slots)
+        assert all(num_users == held[slot] for slot, num_users in enumerate(self._num_users)), "users are miscounted"
         assert len(set(self._free)) == len(self._free), "a slot is free twice"
-        assert len(self._free) + len(set(held)) == self.num_slots, "a slot is neither free nor in use, or both"
+        assert len(self._free) + len(held) == self.num_slots, "a slot is neither free nor in use, or both"
+        assert self._forgotten <= self._tables.keys(), "what is no longer here is remembered"
