@@ -194,6 +194,14 @@ def test_sample_2_a_tiny_temperature_is_greedy(smol, sampling):
     assert smol.complete(**body, **sampling)["choices"][0]["text"] == greedy["text"] != ""
 
 
+@pytest.mark.parametrize("bias", [{"49152": 1}, {"191222": -100}, {"-1": 5}, {"abc": 1}, {"5": "x"}], ids=str)
+@pytest.mark.parametrize("body", [{"prompt": "a"}, {"messages": HELLO}], ids=list)
+def test_sample_3_a_bias_of_what_is_no_token_is_refused(smol, body, bias):
+    path = CHAT if "messages" in body else "/v1/completions"
+    response = smol.post(path, **body, logit_bias=bias, max_tokens=1)
+    assert response.status_code == 400 and response.json()["error"]["param"] == "logit_bias"
+
+
 def test_sample_4_logit_bias_bans_and_forces(smol):
     body = {"prompt": "The capital of France is", "temperature": 0, "return_token_ids": True}
     first = smol.complete(**body, max_tokens=1)["choices"][0]["token_ids"][0]
@@ -212,6 +220,7 @@ def test_sample_7_top_k_beyond_the_vocabulary_is_off(smol):
         assert smol.complete(**body, top_k=top_k)["choices"][0]["text"] == off
     greedy = smol.complete(**{**body, "temperature": 0})["choices"][0]["text"]
     assert smol.complete(**body, top_k=1)["choices"][0]["text"] == greedy
+    assert [smol.post("/v1/completions", **body, top_k=top_k).status_code for top_k in (-2, 1.5, "3")] == [400] * 3
 
 
 def test_sample_8_top_logprobs_are_sorted_and_hold_the_token(smol):
@@ -284,9 +293,13 @@ def test_batch_1_a_prefix_hit_changes_no_answer(smol, uncached):
 def test_batch_2_cached_tokens_are_reported_and_not_computed(smol):
     prompt = [2000 + i for i in range(400)]  # no other test's begins so
     body = {"prompt": prompt, "max_tokens": 1}
+    start = time.perf_counter()
     first = smol.complete(**body)["usage"]
+    cold_seconds = time.perf_counter() - start
     hits = smol.metric("prefix_cache_hits_total")
+    start = time.perf_counter()
     usage = smol.complete(**body)["usage"]
+    assert time.perf_counter() - start < 0.6 * cold_seconds
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     assert first["prompt_tokens_details"]["cached_tokens"] == 0 and cached == 399  # all but the last
     assert smol.metric("prefix_cache_hits_total") - hits == cached

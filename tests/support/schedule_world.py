@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.core.plan import StepPlan
 from octavo.engine.engine import as_delta
 from octavo.engine.messages import TokenDelta
 from octavo.errors import InvalidRequestError
-from octavo.core.plan import StepPlan
 from octavo.request import BeamSearchParams, EngineRequest, FinishReason, Request
 from support.fake_runner import (
     Answer,
