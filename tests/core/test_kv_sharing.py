@@ -130,6 +130,17 @@ def test_a_copy_and_a_new_block_are_had_together_or_not_at_all():
     assert list(kv.block_table(parent)) == [0, 1] and kv.pool.num_free == 1 and kv.take_transfers() == []
 
 
+def test_after_a_reset_a_fork_does_not_make_its_parents_blocks_known_again():
+    kv = make_kv()
+    child = forked(kv, computed(kv, "a", list(range(8))), 8)
+    kv.reset_prefix_cache()
+    child.token_ids.extend(range(8, 12))
+    assert kv.allocate(child, 12)
+    child.num_computed_tokens = 12
+    kv.publish(child)
+    assert kv.lookup(waiting("probe", list(range(13)))) == Prefix()
+
+
 # ── The part-filled last block ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -173,6 +173,21 @@ def test_a_step_that_fails_takes_those_who_join_with_it():
     engine.check_integrity()
 
 
+def test_what_a_step_that_fails_was_to_copy_is_not_found_later():
+    engine = make_engine()
+    add_samples(engine, 2, max_tokens=4)
+    engine.step()
+    runner_of(engine).explodes = True
+    assert [delta.finish_reason for delta in engine.step()] == [FinishReason.ERROR] * 2
+    assert runner_of(engine).plans[-1].transfers == [CopyBlock(2, 3, 2)]
+    again = make_request("again", [*PROMPT, 1], max_tokens=4)
+    engine.add_request(again)
+    steps = Steps(engine)
+    assert steps.next() == [("again", 3, 0)]  # the two full blocks were known before
+    steps.to_end()
+    assert steps.answers["again"] == expected_answer(again, 256)
+
+
 def test_a_prompt_that_is_only_scored_leaves_its_samples_to_themselves():
     engine = make_engine()
     expected, steps = add_samples(engine, 3, max_tokens=0), Steps(engine)
@@ -226,6 +241,20 @@ def test_beams_that_give_way_are_rebuilt_by_forks_and_nothing_that_they_share_is
     assert sum(lacking) < 4 * 15 / 2  # not much of a test if they shared little
     assert [steps.next() for _ in range(4)] == [[("b", num_tokens, 0)] for num_tokens in lacking]
     assert [len(steps.next()) for _ in range(2)] == [4, 4]
+    steps.to_end()
+    assert steps.answers["b"] == expected
+
+
+@pytest.mark.parametrize("num_slots", [0, 20])
+def test_beams_may_give_way_between_two_steps_that_share_their_rows(num_slots):
+    """Three of four have their next tokens."""
+    engine = make_engine(max_num_batched_tokens=3, num_slots=num_slots, preemption_mode="swap")
+    expected, steps = add_beams(engine, 4, 5), Steps(engine)
+    while len(steps.next()) < 3:
+        pass
+    (request,) = engine.scheduler.running
+    assert [row.num_left for row in engine.scheduler.rows.all(request)] == [0, 0, 0, 1]
+    engine.scheduler._preempt(request)
     steps.to_end()
     assert steps.answers["b"] == expected
 

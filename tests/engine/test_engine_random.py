@@ -51,6 +51,7 @@ BEAMS = st.builds(
     early_stopping=st.sampled_from([False, True]),
     ignore_eos=st.booleans(),
 )
+TROUBLES = ("abort", "abort in a step", "row fails", "step fails", "gives way", "gives way")
 BEAM_SEARCHES = st.fixed_dictionaries({**SHARED_FIELDS, "beams": BEAMS})
 
 
@@ -98,7 +99,7 @@ class RandomSchedules(RuleBasedStateMachine):
         self.world.restart(is_orderly, damage)
 
     @precondition(lambda self: self.world.scheduler.running)
-    @rule(data=st.data(), trouble=st.sampled_from(["abort", "abort in a step", "row fails", "step fails"]))
+    @rule(data=st.data(), trouble=st.sampled_from(TROUBLES))
     def trouble(self, data, trouble):
         cause(self.world, trouble, data.draw(st.sampled_from(self.world.unfinished())))
 
@@ -120,6 +121,8 @@ def cause(world: World, trouble: str, victim: str) -> None:
             world.fail_row(victim)
         case "step fails":
             world.fail_step()
+        case "gives way":
+            world.preempt(victim)
 
 
 RandomSchedules.TestCase.settings = settings(
@@ -155,8 +158,8 @@ def crowd(rng: random.Random) -> World:
         add_one(world, rng)
         for _ in range(rng.choice([0, 0, 1, 3, 8])):
             world.step()
-        if rng.random() < 0.2 and (unfinished := world.unfinished()):
-            cause(world, rng.choice(["abort", "abort in a step", "row fails", "step fails"]), rng.choice(unfinished))
+        if rng.random() < 0.4 and (unfinished := world.unfinished()):
+            cause(world, rng.choice(TROUBLES), rng.choice(unfinished))
         if rng.random() < 0.1:
             world.reset_prefix_cache()
         if rng.random() < 0.05:

@@ -117,6 +117,12 @@ class World:
         self._take(self.engine.step(), may_fail=set(self.sources))
         self.runner.explodes = False
 
+    def preempt(self, request_id: str) -> None:
+        """As if blocks had run short just now."""
+        for request in [r for r in self.scheduler.running if r.request_id == request_id]:
+            self.scheduler._preempt(request)
+        self.step()
+
     def restart(self, is_orderly: bool, damage: int) -> None:
         """All that is left of an engine is what the store has, and of that one block may be damaged."""
         self.abort(self.unfinished())
