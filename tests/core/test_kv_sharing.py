@@ -103,8 +103,9 @@ def test_a_block_whose_other_holders_have_gone_is_written_in_place():
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "table", "transfers"), [(5, [0, 2], [CopyBlock(1, 2, 1)]), (4, [0, 2], []), (3, [2], [CopyBlock(0, 2, 3)])]
-)  # fmt: skip
+    ("num_tokens", "table", "transfers"),
+    [(5, [0, 2], [CopyBlock(1, 2, 1)]), (4, [0, 2], []), (3, [2], [CopyBlock(0, 2, 3)])],
+)
 def test_a_fork_may_share_only_the_beginning(num_tokens, table, transfers):
     kv = make_kv()
     child = forked(kv, computed(kv, "a", list(range(7))), num_tokens)

@@ -1,5 +1,5 @@
-"""Requests that share: samples of one prompt, beams, equal prompts that come together. What a step contains; answers are
-checked too, but thoroughly in tests/engine/test_engine_random.py."""
+"""Requests that share: samples of one prompt, beams, equal prompts that come together. What a step contains, and that
+the answers come out right; thoroughly so in tests/engine/test_engine_random.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from octavo.engine.engine import Engine
 from octavo.engine.messages import TokenDelta
 from octavo.request import EngineRequest, FinishReason
 from support.checkpoints import tiny_llama
-from support.engines import Answer, make_beams, make_engine, make_request, make_samples, run_requests
+from support.engines import Answer, make_beams, make_engine, make_samples, run_requests
 
 NUM_CALLS = 2000
 NUM_DISTINCT = 60

@@ -26,7 +26,7 @@ def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
             if name not in row:
                 row[name] = max(
                     factors[name],
-                    key=lambda value: (  # noqa: B023  # called at once
+                    key=lambda value: (
                         sum(frozenset([(name, value), other]) in missing for other in row.items()),
                         -num_taken[name, value],
                     ),

@@ -1,7 +1,7 @@
 """An engine around the fake runner, all that was ever asked of it, and what it must never do.
 
-What happens, and when, is decided by who uses it (tests/engine/test_engine_random.py). Whatever that is, every answer is
-that of a plain loop (support/fake_runner.py), the books balance after every step, and no block is shared by requests
+What happens, and when, is decided by who uses it (tests/engine/test_engine_random.py). Whatever that is, every answer
+is that of a plain loop (support/fake_runner.py), the books balance after every step, and no block is shared by requests
 that do not agree on what is in it.
 """
 
