@@ -3,6 +3,7 @@ the answers come out right; thoroughly so in tests/engine/test_engine_random.py.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -303,6 +304,46 @@ def test_beams_that_outgrow_the_pool_alone_end_with_length_whoever_was_there_bef
     steps.to_end()
     assert steps.answers["b"] == expected
     assert steps.answers["other"] == expected_answer(other, engine.scheduler.max_request_tokens)
+
+
+@pytest.mark.parametrize(("num_blocks", "beam_width", "max_tokens"), [(12, 3, 5), (12, 3, 9), (12, 3, 20), (16, 6, 5)])
+def test_beams_do_not_starve_however_many_younger_requests_come(num_blocks, beam_width, max_tokens):
+    """Nor are they put off again and again."""
+    engine = make_engine(num_blocks=num_blocks, max_num_seqs=16)
+    names = (str(number) for number in itertools.count())
+
+    def add_small() -> None:
+        name = next(names)
+        fields = {"max_tokens": max_tokens, "ignore_eos": True, "arrival_time": float(name)}
+        engine.add_request(make_request(name, [int(name) % 13, int(name) // 13 % 13, 5], **fields))
+
+    for _ in range(3):
+        add_small()
+    prompt = [1, 3, 4, 8, 2, 7, 3, 11, 5]
+    expected, steps = add_beams(engine, beam_width, 30, prompt, arrival_time=2.5, ignore_eos=True), Steps(engine)
+    for _ in range(100):
+        for _ in range(3 if len(engine.scheduler.waiting) < 8 else 0):
+            add_small()
+        steps.next()
+    assert steps.answers["b"] == expected
+
+
+def test_who_decodes_goes_on_while_beams_are_rebuilt():
+    engine = make_engine(enable_prefix_caching=False, max_num_batched_tokens=8)
+    expected, steps = add_beams(engine, 3, 9), Steps(engine)
+    for _ in range(5):
+        steps.next()
+    for name in "xy":
+        engine.add_request(make_request(name, [1, 2], max_tokens=20, ignore_eos=True, arrival_time=1.0))
+    steps.next()
+    (group,) = [request for request in engine.scheduler.running if request.source.beams]
+    engine.scheduler._preempt(group)
+    rebuilding = 0
+    while "b" not in steps.answers:
+        rows = steps.next()
+        rebuilding += engine.scheduler.rows.are_rebuilt(group)
+        assert ("x", 1, 0) in rows and ("y", 1, 0) in rows
+    assert rebuilding > 2 and steps.answers["b"] == expected
 
 
 def test_hits_of_a_beam_search_are_counted_once():

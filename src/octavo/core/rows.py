@@ -38,6 +38,11 @@ class Rows:
         group = self._groups.get(request.request_id)
         return (request,) if group is None else group.pending(self._kv)
 
+    def are_rebuilt(self, request: Request) -> bool:
+        """Whether beams have lost their blocks, and some have yet to get new ones."""
+        group = self._groups.get(request.request_id)
+        return group is not None and not all(map(self._kv.holds_blocks, group.rows))
+
     def are_decodes(self, request: Request) -> bool:
         """Whether each has one token to compute."""
         group = self._groups.get(request.request_id)

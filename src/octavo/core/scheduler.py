@@ -142,18 +142,27 @@ class Scheduler:
         return plan
 
     def _schedule_running(self, plan: StepPlan, budget: int) -> int:
-        """Decodes first, one token each, so that no stream stalls behind a prompt. Returns what is left of `budget`."""
-        unscheduled = deque(request for request in self.running if self.rows.are_decodes(request))
-        num_decodes = len(unscheduled)
-        unscheduled.extend(request for request in self.running if not self.rows.are_decodes(request))
-        if len(unscheduled) - num_decodes + self.queues.count_seekers(at_most=2) > 1:
-            budget = min(budget, num_decodes + MAX_SHARED_TOKENS)
+        """Decodes first, one token each, so that no stream stalls behind a prompt. Returns what is left of `budget`.
+
+        Beams that are computed again take what decodes leave, but choose before them: they still need blocks, and
+        would wait for ever if younger requests had always taken them.
+        """
+        rebuilt: list[Request] = []
+        decodes: list[Request] = []
+        others: list[Request] = []
+        for request in self.running:
+            is_rebuilt, are_decodes = self.rows.are_rebuilt(request), self.rows.are_decodes(request)
+            (rebuilt if is_rebuilt else decodes if are_decodes else others).append(request)
+        if len(rebuilt) + len(others) + self.queues.count_seekers(at_most=2) > 1:
+            budget = min(budget, len(decodes) + MAX_SHARED_TOKENS)
+        unscheduled = deque([*rebuilt, *decodes, *others])
         while unscheduled and budget > 0:
             request = unscheduled[0]
             rows = self.rows.pending(request)
             if self._make_room(request, rows, unscheduled, plan):
                 unscheduled.popleft()
-                budget -= self._schedule(rows, budget, bool(unscheduled) or self.queues.may_admit, plan)
+                share = max(1, budget - len(decodes)) if request in rebuilt else budget
+                budget -= self._schedule(rows, share, bool(unscheduled) or self.queues.may_admit, plan)
         return budget
 
     def _schedule_waiting(self, plan: StepPlan, budget: int) -> None:
