@@ -51,7 +51,8 @@ class Prefix:
     block_ids: list[int] = field(default_factory=list)  # whole blocks in the pool
     stored: list[bytes] = field(default_factory=list)  # the next whole blocks, in the store
     part: tuple[int, int] | None = None  # a block that begins like the next one, and for how many tokens
-    num_in_progress: int = 0  # tokens behind the whole blocks that another request is about to compute
+    num_in_progress: int = 0  # tokens behind the whole blocks that other requests are about to compute …
+    awaited: bytes | None = None  # … and the last block of these
 
 
 @dataclass(slots=True)
@@ -130,10 +131,16 @@ class KVManager:
             assert block_id is not None, "the index knows a block that the pool does not"
             prefix.part = block_id, found[1]
         for index in range(num_whole, request.num_tokens // self.block_size if self._in_progress else 0):
-            if block_hash(request, index, self.block_size) not in self._in_progress:
+            content_hash = block_hash(request, index, self.block_size)
+            if content_hash not in self._in_progress:
                 break
             prefix.num_in_progress += self.block_size
+            prefix.awaited = content_hash
         return prefix
+
+    def is_in_progress(self, content_hash: bytes) -> bool:
+        """Whether somebody is about to compute this block."""
+        return content_hash in self._in_progress
 
     def admit(self, request: Request, prefix: Prefix, num_spare_blocks: int) -> int | None:
         """Open the table of a waiting request: `prefix` (from `lookup`), then new blocks for all tokens it holds.

@@ -164,14 +164,19 @@ class Scheduler:
                 return
             if request.fork_from is not None or request.status is RequestStatus.RUNNING:  # it waits for, or has joined
                 continue
+            if request.awaited is not None and self.kv.is_in_progress(request.awaited):
+                continue
             if request.is_swapped_out:
                 is_admitted = self._swap_in(request)
             else:
                 row = self.rows.all(request)[0]
                 prefix = self.kv.lookup(row)
                 num_known = (len(prefix.block_ids) + len(prefix.stored)) * self.kv.block_size
-                if 2 * prefix.num_in_progress > row.num_tokens - num_known:
-                    continue  # most of what it lacks is about to be there
+                # Not for little: the others may take longer than it would itself.
+                waits = 2 * prefix.num_in_progress > row.num_tokens - num_known
+                request.awaited = prefix.awaited if waits else None
+                if waits:
+                    continue
                 is_admitted = self._admit(request, row, prefix)
             if not is_admitted:
                 return
