@@ -209,9 +209,12 @@ class KVManager:
         """Make the table cover the first `num_tokens` tokens, with blocks of the request's own from the first token on
         that is not computed. False, and nothing has changed, for want of blocks."""
         block_ids = self._tables[request].block_ids
-        num_new = max(0, self._num_blocks_for(num_tokens) - len(block_ids))
         first, num_kept = divmod(request.num_computed_tokens, self.block_size)
         copies = num_kept > 0 and self.pool.num_refs(block_ids[first]) > 1
+        num_room = len(block_ids) * self.block_size
+        if num_tokens <= num_room and not copies:  # so it is in most steps
+            return True
+        num_new = self._num_blocks_for(max(0, num_tokens - num_room))
         if num_new + copies > self.pool.num_free:
             return False
         if copies:

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from octavo.core.beam_group import BeamGroup
 from octavo.core.kv_manager import KVManager, Prefix
 from octavo.core.plan import RequestUpdate, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.core.policy import Policy
@@ -143,10 +142,12 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan, budget: int) -> int:
         """Decodes first, one token each, so that no stream stalls behind a prompt. Returns what is left of `budget`."""
-        unscheduled = deque(request for request in self.running if self.rows.are_decodes(request))
-        num_decodes = len(unscheduled)
-        unscheduled.extend(request for request in self.running if not self.rows.are_decodes(request))
-        if len(unscheduled) - num_decodes + min(self.queues.num_free_seats, len(self.waiting)) > 1:
+        decodes: list[Request] = []
+        prompts: list[Request] = []
+        for request in self.running:
+            (decodes if self.rows.are_decodes(request) else prompts).append(request)
+        unscheduled, num_decodes = deque((*decodes, *prompts)), len(decodes)
+        if len(prompts) + min(self.queues.num_free_seats, len(self.waiting)) > 1:
             budget = min(budget, num_decodes + MAX_SHARED_TOKENS)
         while unscheduled and budget > 0:
             request = unscheduled[0]
@@ -222,27 +223,29 @@ class Scheduler:
         if request.wants_prompt_logprobs:
             row.num_scored = min(start + num_tokens, request.num_prompt_tokens - 1) - start
         if samples and request.forks:
-            self._start_forks(request, row)
+            row.forks = self._start_forks(request)
         plan.scheduled.append(row)
         return num_tokens
 
-    def _start_forks(self, first: Request, row: ScheduledRequest) -> None:
+    def _start_forks(self, first: Request) -> list[Request]:
         """The samples that wait for this one join it, as far as there are seats; the others will find its blocks."""
+        started = []
         for request in first.forks:
             request.fork_from = None
             if self.queues.has_seats(request):
                 self.kv.fork(first, request, first.num_tokens)
                 request.num_cached_tokens = first.num_cached_tokens
                 self.queues.start(request)
-                row.forks.append(request)
+                started.append(request)
         first.forks.clear()
+        return started
 
     def _make_room(
         self, request: Request, rows: Sequence[Request], unscheduled: deque[Request], plan: StepPlan
     ) -> bool:
         """Blocks for all tokens of a running request. Where there are too few, some of `unscheduled`, to which it
         belongs, are preempted and leave that queue. False if the request had to give way itself."""
-        while not all(self.kv.allocate(row, row.num_tokens) for row in rows):
+        while not self._allocate(rows):
             victim = self.queues.policy.victim(unscheduled)
             unscheduled.remove(victim)
             if len(self.running) == 1:  # beams that have outgrown the pool
@@ -251,6 +254,12 @@ class Scheduler:
                 self._preempt(victim)
                 plan.preempted.append(victim)
             if victim is request:
+                return False
+        return True
+
+    def _allocate(self, rows: Sequence[Request]) -> bool:
+        for row in rows:  # noqa: SIM110  # a generator would cost more than the work
+            if not self.kv.allocate(row, len(row.token_ids)):
                 return False
         return True
 
@@ -272,9 +281,8 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _cut_short(self, request: Request, plan: StepPlan) -> None:
-        group = self.rows.group(request)
-        if group is not None:
-            group.search.cut_short()
+        if request.source.beams is not None:
+            self.rows.group(request).search.cut_short()
         self._finish(request, FinishReason.LENGTH)
         plan.outgrown.append(request)
 
@@ -289,10 +297,13 @@ class Scheduler:
         for row, outcome in zip(plan.scheduled, result.rows, strict=True):
             # A row without blocks ended while the step ran, or with an earlier row: its token is nobody's.
             if self.kv.holds_blocks(row.request):
-                updates += self._update_request(self._requests[row.request.request_id], row, outcome)
-            for fork, forked in zip(row.forks, outcome.forks, strict=True):
-                if self.kv.holds_blocks(fork):
-                    updates.append(self._update_fork(fork, row, forked))
+                update = self._update_row(row, outcome)
+                if update is not None:
+                    updates.append(update)
+            if row.forks:
+                for fork, forked in zip(row.forks, outcome.forks, strict=True):
+                    if self.kv.holds_blocks(fork):
+                        updates.append(self._update_fork(fork, row, forked))
         return updates
 
     def _forget_swaps(self, plan: StepPlan) -> None:
@@ -303,13 +314,12 @@ class Scheduler:
                 request.is_swapped_out = False
                 self.rows.forget_computed(request)
 
-    def _update_request(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> list[RequestUpdate]:
-        group = self.rows.group(request)
+    def _update_row(self, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate | None:
+        request = row.request
+        if request.source.beams is not None:
+            return self._update_beam(self._requests[request.request_id], row, outcome)
         if outcome.error is not None:  # nothing it computed in this step becomes known to others
-            self._finish(request, FinishReason.ERROR, error=outcome.error)
-            return [RequestUpdate(request, [])]
-        if group is not None:
-            return self._update_beam(group, row, outcome)
+            return self._fail(request, outcome.error)
         prompt_logprobs = None
         if request.wants_prompt_logprobs:
             prompt_logprobs = request.prompt_logprobs
@@ -317,18 +327,21 @@ class Scheduler:
             prompt_logprobs[row.start :] = outcome.prompt_logprobs
         self._note_computed(request, row)
         if row.samples:
-            return [self._take_token(request, outcome, prompt_logprobs)]
+            return self._take_token(request, outcome, prompt_logprobs)
         if request.num_left > 0:
-            return []
+            return None
         self._finish(request, FinishReason.LENGTH)
-        return [RequestUpdate(request, [], None, prompt_logprobs)]
+        return RequestUpdate(request, [], None, prompt_logprobs)
 
     def _update_fork(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate:
         if outcome.error is not None:
-            self._finish(request, FinishReason.ERROR, error=outcome.error)
-            return RequestUpdate(request, [])
+            return self._fail(request, outcome.error)
         self._note_computed(request, row)
         return self._take_token(request, outcome)
+
+    def _fail(self, request: Request, error: str) -> RequestUpdate:
+        self._finish(request, FinishReason.ERROR, error=error)
+        return RequestUpdate(request, [])
 
     def _take_token(
         self, request: Request, outcome: RowResult, prompt_logprobs: list[TokenLogprobs] | None = None
@@ -341,15 +354,18 @@ class Scheduler:
             request, [token_id], None if outcome.logprobs is None else [outcome.logprobs], prompt_logprobs
         )
 
-    def _update_beam(self, group: BeamGroup, row: ScheduledRequest, outcome: RowResult) -> list[RequestUpdate]:
+    def _update_beam(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate | None:
+        if outcome.error is not None:
+            return self._fail(request, outcome.error)
+        group = self.rows.group(request)
         self._note_computed(row.request, row)
         if row.samples:
             assert outcome.logprobs is not None, "a beam's row has its likeliest tokens"
             group.take(row.request, outcome.logprobs)
         if not group.is_complete or group.advance(self.kv):
-            return []
-        self._finish(group.request, FinishReason.STOP)
-        return [RequestUpdate(group.request, [])]
+            return None
+        self._finish(request, FinishReason.STOP)
+        return RequestUpdate(request, [])
 
     def _note_computed(self, request: Request, row: ScheduledRequest) -> None:
         request.num_computed_tokens = row.start + row.num_tokens
@@ -371,9 +387,8 @@ class Scheduler:
     ) -> None:
         for row in self.rows.all(request):
             self.kv.free(row, publish_tail=reason is not FinishReason.ERROR)
-        group = self.rows.group(request)
-        if group is not None:
-            request.hypotheses = group.search.finished
+        if request.source.beams is not None:
+            request.hypotheses = self.rows.group(request).search.finished
         for fork in request.forks:  # they go their own way
             fork.fork_from = None
         request.forks.clear()
