@@ -26,13 +26,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from octavo.core.admission import check_size
 from octavo.core.kv_manager import KVManager, Prefix
 from octavo.core.plan import RequestUpdate, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.preemption import Preemption, Recompute
 from octavo.core.queues import Queues
 from octavo.core.rows import Rows
-from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.errors import InvalidRequestError
 from octavo.request import FinishReason, Request, RequestStatus, TokenLogprobs
 
 # Prompt tokens of a step that several prompts share. Their ends come one after the other then, and the mean first token
@@ -84,7 +85,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. InvalidRequestError where it could never run, with the numbers."""
-        self._check(request)
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
+        check_size(request, self.kv, max_model_len=self.max_model_len, max_num_seqs=self.queues.max_num_seqs)
         first = self._requests.get(request.source.fork_of or "")
         if first is not None and first.num_output_tokens == 0:
             first.forks.append(request)
@@ -93,31 +96,6 @@ class Scheduler:
         self.rows.add(request, self.max_request_tokens - request.num_prompt_tokens)
         self.queues.policy.arrive(request)
         self.queues.add(request)
-
-    def _check(self, request: Request) -> None:
-        num_prompt_tokens, num_seats = request.num_prompt_tokens, request.num_seats
-        if request.request_id in self._requests:
-            raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
-        if num_prompt_tokens == 0:
-            raise InvalidRequestError("prompt has no tokens; at least 1 is needed", param="prompt")
-        num_needed = num_prompt_tokens + (0 if request.params.max_tokens == 0 else 1)
-        if num_needed > self.max_model_len:
-            raise ContextLengthError(
-                f"prompt has {num_prompt_tokens} tokens and needs {num_needed} with its output; "
-                f"max_model_len is {self.max_model_len}",
-                param="prompt",
-            )
-        if num_prompt_tokens > self.kv.max_tokens:
-            raise InvalidRequestError(
-                f"prompt has {num_prompt_tokens} tokens, but the whole KV cache holds {self.kv.max_tokens} "
-                f"({self.kv.pool.num_blocks} blocks of {self.kv.block_size})",
-                param="prompt",
-            )
-        if num_seats > self.queues.max_num_seqs:
-            raise InvalidRequestError(
-                f"beam_width is {num_seats}; at most {self.queues.max_num_seqs} (max_num_seqs) run at once",
-                param="beam_width",
-            )
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """End these requests, wherever they are, and give their blocks back; unknown and finished ids are ignored."""
