@@ -111,7 +111,8 @@ class Scheduler:
         has just outgrown the pool."""
         plan = StepPlan(scheduled=[])
         budget = self._schedule_running(plan, self.max_num_batched_tokens)
-        if not plan.preempted:  # blocks are short: whoever came now would be the next victim
+        # Where blocks are short, whoever came now would be the next victim.
+        if self.queues.may_admit and not plan.preempted:
             self._schedule_waiting(plan, budget)
         plan.transfers = self.kv.take_transfers()
         self.num_steps += 1
