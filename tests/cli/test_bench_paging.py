@@ -238,7 +238,8 @@ def test_figures_of_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_same_seed_same_figures(tmp_path: Path) -> None:
-    words = ("--allocator", "first-fit", "--widths", "2")
+    words = ["--allocator", "first-fit", "--widths", "2", "--num-blocks", "128", "--num-requests", "100"]
+    words += ["--num-sampled", "4", "--num-searches", "2"]
     first, second = (bench(tmp_path, *words)["lengths"] for _ in range(2))
     assert first == second
     assert all(memory["rounding"] == 0 for memory in first["ShareGPT"]["memory"].values())

@@ -116,6 +116,7 @@ def measure(
 ) -> dict[str, Any]:
     """All figures for one kind of lengths. The first quarter of those that wait warms up."""
     num_warmup = len(waiting) // 4
+    played = {name: _shares(play(memory, waiting, num_warmup)) for name, memory in memories(args).items()}
     sharing = {
         "parallel": {n: parallel(sampled, n, args.block_size) for n in args.widths},
         "beam": {n: beams(searched, n, args.block_size, args.seed) for n in args.widths},
@@ -124,7 +125,7 @@ def measure(
         "num_requests": len(waiting),
         "mean_input": statistics.mean(length.input for length in waiting),
         "mean_output": statistics.mean(length.output for length in waiting),
-        "memory": {name: _shares(play(memory, waiting, num_warmup)) for name, memory in memories(args).items()},
+        "memory": played,
         "sharing": {kind: {str(n): _saved(blocks) for n, blocks in by.items()} for kind, by in sharing.items()},
     }
 

@@ -18,11 +18,11 @@ from octavo.errors import ConfigError
 
 @dataclass(slots=True)
 class Account:
-    """Slots, summed over the steps. The first five add up to all there are:
+    """Slots, summed over the steps. The first five add up to `num_slots`, all there are:
 
-    │◄───────────────── num_slots of a request ──────────────────►│
-    │ tokens: held now │ reserved: held later │ internal: never   │ rounding: the allocator's │ free: of no use to
-                                                                                                whoever waits
+    │◄───────────── reserved for requests ─────────────►│
+    │ tokens       │ reserved          │ internal       │ rounding          │ free
+    │ held now     │ held later        │ never held     │ the allocator's   │ no use to who waits
     """
 
     tokens: int = 0
