@@ -6,8 +6,8 @@ there, so `sigma`, the deviation of a length's logarithm, has these sources:
 
     ShareGPT, outputs   the paper's figure 2: with Orca (Max), 13.3 % of 15.7 k slots are reserved by 7 requests for
                         tokens to come. That is E[output²] / 2 E[output] each, which is 298 with sigma 0.75.
-    ShareGPT, inputs    not known; first messages of chats are spread wider than the answers
-    Alpaca              some forty examples of the data set
+    ShareGPT, inputs    assumed: first messages of chats are spread wider than answers
+    Alpaca              a rough estimate from some forty examples of the data set
 """
 
 from __future__ import annotations
