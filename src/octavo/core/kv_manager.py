@@ -34,6 +34,8 @@ from octavo.core.prefix_index import PrefixIndex, block_hash, chain_hash
 from octavo.core.swap import SwapSpace
 from octavo.request import Request
 
+SPARE_SHARE = 0.03  # of the pool; `octavo bench paging` shows what more would waste, and less preempt
+
 
 class BlockStore(Protocol):
     """A tier of full blocks that outlives the pool (runtime/offload.py)."""
@@ -100,6 +102,11 @@ class KVManager:
         """What the calls since the last time want moved, in this order, before anything is computed."""
         transfers, self._transfers = self._transfers, []
         return transfers
+
+    def num_spare_blocks(self, num_rows: int) -> int:
+        """Blocks to keep free at an admission, beside so many running rows: one for each, so that who comes now is not
+        preempted at once; but where rows are many, they do not all fill a block in the same few steps."""
+        return min(num_rows, max(1, int(SPARE_SHARE * self.pool.num_blocks)))
 
     # ── The beginning: what is known already ─────────────────────────────────────────────────────────────────────
 

@@ -164,9 +164,10 @@ class Scheduler:
             budget -= self._schedule(self.rows.pending(request), budget, self.queues.may_admit, plan)
 
     def _admit(self, request: Request, row: Request, prefix: Prefix) -> bool:
-        # All blocks for what a request holds, and a spare one for every row already running: so a prompt never stops
-        # halfway for want of blocks, and who was preempted does not come back only to be preempted again.
-        num_cached_tokens = self.kv.admit(row, prefix, num_spare_blocks=self.queues.num_seats_taken)
+        # All blocks for what a request holds, and some spare ones: so a prompt never stops halfway for want of blocks,
+        # and who was preempted does not come back only to be preempted again.
+        num_spare_blocks = self.kv.num_spare_blocks(self.queues.num_seats_taken)
+        num_cached_tokens = self.kv.admit(row, prefix, num_spare_blocks)
         if num_cached_tokens is None:
             return False
         row.num_computed_tokens = num_cached_tokens
@@ -176,7 +177,7 @@ class Scheduler:
 
     def _swap_in(self, request: Request) -> bool:
         rows = [row for row in self.rows.all(request) if row in self.kv.swap]
-        if not self.kv.swap_in(rows, num_spare_blocks=self.queues.num_seats_taken):
+        if not self.kv.swap_in(rows, self.kv.num_spare_blocks(self.queues.num_seats_taken)):
             return False
         request.is_swapped_out = False
         return True

@@ -185,7 +185,7 @@ def reserve_oracle(length: Length) -> int:
 
 
 class Paged(Memory):
-    """The engine's own block manager, asked as its scheduler asks it: a spare block for each request that runs stays
+    """The engine's own block manager, asked as its scheduler asks it: some spare blocks for the requests that run stay
     free at an admission. There is nothing to share, so the prefix cache is off."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -199,7 +199,7 @@ class Paged(Memory):
 
     def admit(self, played: Played) -> bool:
         request = make_request(played.num_tokens)
-        if self.kv.admit(request, Prefix(), num_spare_blocks=len(self._requests)) is None:
+        if self.kv.admit(request, Prefix(), self.kv.num_spare_blocks(len(self._requests))) is None:
             return False
         self._requests[played] = request
         self._note(played, request)
