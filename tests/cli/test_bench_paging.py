@@ -53,14 +53,22 @@ def buddy(reserve: Callable[[Length], int]) -> Memory:
         (buddy(partial(reserve_pow2, max_model_len=8)), Account(tokens=12, reserved=6, internal=4, rounding=10)),
         # 4 and 5 slots, in places of 4 and 8; the 4 that are left are too few for C's 5.
         (buddy(reserve_oracle), Account(tokens=12, reserved=6, rounding=6, free=8)),
-        # A block each; C would take the last one, and none would be left for A and B.
-        (Paged(3, block_size=4), Account(tokens=12, reserved=4, free=8)),
     ],
-    ids=["max", "pow2", "oracle", "octavo"],
+    ids=["max", "pow2", "oracle"],
 )
 def test_accounts_by_hand(memory: Memory, expected: Account) -> None:
-    expected.num_slots, expected.num_steps, expected.num_running = 2 * memory.num_slots, 2, 4
-    account = play(memory, [Length(3, 2), Length(2, 4), Length(4, 2)], num_warmup=0)
+    expected.num_slots, expected.num_steps, expected.num_running = 32, 2, 4
+    check_account(memory, play(memory, [Length(3, 2), Length(2, 4), Length(4, 2)], num_warmup=0), expected)
+
+
+def test_an_account_of_blocks_by_hand() -> None:
+    """A and B have a block each; C waits, for it would take the last one, and none would be left for them."""
+    memory = Paged(3, block_size=4)
+    expected = Account(tokens=12, reserved=4, free=8, num_slots=24, num_steps=2, num_running=4)
+    check_account(memory, play(memory, [Length(3, 2), Length(2, 4), Length(4, 1)], num_warmup=0), expected)
+
+
+def check_account(memory: Memory, account: Account, expected: Account) -> None:
     assert account == expected
     parts = (account.tokens, account.reserved, account.internal, account.rounding, account.free)
     assert sum(parts) == account.num_slots
@@ -217,7 +225,7 @@ def test_figures_of_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     chat, short = (figures["lengths"][name] for name in ("ShareGPT", "Alpaca"))
     waste = {name: memory["waste"] for name, memory in chat["memory"].items()}
     assert 0.55 < waste["oracle"] < 0.65 < waste["pow2"] < 0.75 < waste["max"] < 0.85
-    assert waste["octavo"] < 0.04
+    assert waste["octavo"] < 0.045  # 0.039 with as many requests as by default
     blocks = chat["memory"]["octavo"]
     assert blocks["reserved"] + blocks["internal"] < 0.02 and blocks["rounding"] == 0
     running = {name: memory["mean_running"] for name, memory in chat["memory"].items()}
