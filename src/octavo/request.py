@@ -162,6 +162,7 @@ class Request:
     sampling: object = None  # how it samples, from its first token on; the sampler's
     forks: list[Request] = field(default_factory=list)  # samples that wait for this one to compute their prompt
     fork_from: Request | None = None  # the one that this one waits for
+    awaited: bytes | None = None  # the last block that others are about to compute for it
     is_swapped_out: bool = False
     hypotheses: list[BeamHypothesis] | None = None  # of a beam search, when it is over: best first
     # Of `source`, for those who ask in every step.

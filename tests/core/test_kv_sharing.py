@@ -214,12 +214,14 @@ def test_blocks_in_progress_are_expected_until_their_owner_leaves(end):
     kv = make_kv()
     request = waiting("a", WAVE)
     admit(kv, request)
-    assert kv.lookup(waiting("probe", WAVE)) == Prefix(num_in_progress=8)
-    assert kv.lookup(waiting("probe", [1, 2, 3, 4, 5, 6, 7, 0, 9])) == Prefix(num_in_progress=4)
+    first, second = request.block_hashes
+    assert kv.lookup(waiting("probe", WAVE)) == Prefix(num_in_progress=8, awaited=second)
+    assert kv.lookup(waiting("probe", WAVE[:8])) == Prefix(num_in_progress=7, awaited=second)  # all but the last token
+    assert kv.lookup(waiting("probe", [1, 2, 3, 4, 5, 6, 7, 0, 9])) == Prefix(num_in_progress=4, awaited=first)
     assert kv.lookup(waiting("probe", WAVE, cache_salt="s")) == Prefix()
     request.num_computed_tokens = 5
     kv.publish(request)
-    assert kv.lookup(waiting("probe", WAVE)) == Prefix([0], num_tokens=4, num_in_progress=4)
+    assert kv.lookup(waiting("probe", WAVE)) == Prefix([0], num_tokens=4, num_in_progress=4, awaited=second)
     match end:
         case "free":
             kv.free(request)
@@ -227,8 +229,16 @@ def test_blocks_in_progress_are_expected_until_their_owner_leaves(end):
             assert kv.swap_out([request])
         case "reset_prefix_cache":
             kv.reset_prefix_cache()
-    assert kv.lookup(waiting("probe", WAVE)).num_in_progress == 0
+    assert kv.lookup(waiting("probe", WAVE)).num_in_progress == 0 and not kv.is_in_progress(second)
     kv.check_integrity()
+
+
+def test_what_is_known_is_not_expected_of_who_computes_it_again():
+    kv = make_kv()
+    computed(kv, "a", WAVE[:8])
+    request = waiting("b", WAVE[:8])
+    assert admit(kv, request) == 7  # the block of the last token is its own
+    assert kv.lookup(waiting("probe", WAVE[:8])) == Prefix([0], part=(1, 3), num_tokens=7)
 
 
 def test_nothing_is_expected_where_nothing_becomes_known():

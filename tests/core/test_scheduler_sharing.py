@@ -340,8 +340,8 @@ def test_who_decodes_goes_on_while_beams_are_rebuilt():
     engine.scheduler._preempt(group)
     rebuilding = 0
     while "b" not in steps.answers:
-        rows = steps.next()
         rebuilding += engine.scheduler.rows.are_rebuilt(group)
+        rows = steps.next()
         assert ("x", 1, 0) in rows and ("y", 1, 0) in rows
     assert rebuilding > 2 and steps.answers["b"] == expected
 

@@ -119,3 +119,19 @@ def test_files_that_a_cgroup_has_read_do_not_count_as_used(monkeypatch, version)
 
 def test_available_memory_is_plausible():
     assert 64 * 2**20 < available_memory() < 2**50
+
+
+def test_the_swap_space_is_memory_too_unless_it_is_a_file():
+    block = kv_block_bytes(ModelConfig.from_hf(LLAMA), 16, "bfloat16")
+    options = {"gpu_memory_utilization": 0.9, "swap_space": 1}
+    without, inside, file = plan(gpu_memory_utilization=0.9), plan(**options), plan(**options, swap_dir="swap")
+    assert (without.num_slots, inside.num_slots, file.num_slots) == (0, GiB // block, GiB // block)
+    assert (without.tiers, inside.tiers, file.tiers) == (0, GiB, 0)
+    assert file.num_blocks == without.num_blocks
+    assert inside.num_blocks == pytest.approx(without.num_blocks - GiB / block, abs=1)
+    assert "tiers behind the KV cache 1.00 GiB" in str(inside)
+
+
+def test_a_swap_space_below_one_block_is_refused():
+    with pytest.raises(ConfigError, match=r"swap_space is 0\.0001 GiB; a KV block takes 0\.4 MiB"):
+        plan(swap_space=0.0001)

@@ -34,6 +34,8 @@ from octavo.core.prefix_index import PrefixIndex, block_hash, chain_hash
 from octavo.core.swap import SwapSpace
 from octavo.request import Request
 
+SPARE_SHARE = 0.03  # of the pool; `octavo bench paging` shows what more would waste, and less preempt
+
 
 class BlockStore(Protocol):
     """A tier of full blocks that outlives the pool (runtime/offload.py)."""
@@ -52,7 +54,8 @@ class Prefix:
     stored: list[bytes] = field(default_factory=list)  # the next whole blocks, in the store
     part: tuple[int, int] | None = None  # a block that begins like the next one, and for how many tokens
     num_tokens: int = 0  # of all these
-    num_in_progress: int = 0  # tokens behind them that another request is about to compute, and that could be used
+    num_in_progress: int = 0  # tokens behind them that other requests are about to compute, and that could be used …
+    awaited: bytes | None = None  # … and the last block of these
 
 
 @dataclass(slots=True)
@@ -101,6 +104,11 @@ class KVManager:
         transfers, self._transfers = self._transfers, []
         return transfers
 
+    def num_spare_blocks(self, num_rows: int) -> int:
+        """Blocks to keep free at an admission, beside so many running rows: one for each, so that who comes now is not
+        preempted at once; but where rows are many, they do not all fill a block in the same few steps."""
+        return min(num_rows, max(1, int(SPARE_SHARE * self.pool.num_blocks)))
+
     # ── The beginning: what is known already ─────────────────────────────────────────────────────────────────────
 
     def lookup(self, request: Request) -> Prefix:
@@ -133,11 +141,17 @@ class KVManager:
         prefix.num_tokens = start + (0 if prefix.part is None else prefix.part[1])
         num_expected = start
         for index in range(num_whole, request.num_tokens // self.block_size if self._in_progress else 0):
-            if block_hash(request, index, self.block_size) not in self._in_progress:
+            content_hash = block_hash(request, index, self.block_size)
+            if content_hash not in self._in_progress:
                 break
             num_expected += self.block_size
+            prefix.awaited = content_hash
         prefix.num_in_progress = max(0, min(num_expected, num_usable) - prefix.num_tokens)
         return prefix
+
+    def is_in_progress(self, content_hash: bytes) -> bool:
+        """Whether somebody is about to compute this block."""
+        return content_hash in self._in_progress
 
     def admit(self, request: Request, prefix: Prefix, num_spare_blocks: int) -> int | None:
         """Open the table of a waiting request: `prefix` (from `lookup`), then new blocks for all tokens it holds.
@@ -158,7 +172,9 @@ class KVManager:
         self._tables[request] = _Table(block_ids, num_published=len(cached))
         if self.pool.enable_prefix_caching:
             for index in range(num_cached // self.block_size, request.num_tokens // self.block_size):
-                self._in_progress.setdefault(block_hash(request, index, self.block_size), request)
+                content_hash = block_hash(request, index, self.block_size)
+                if self.pool.find(content_hash) is None:
+                    self._in_progress.setdefault(content_hash, request)
             if request.num_preemptions == 0:
                 self._count_hits(request.num_tokens, num_cached - num_loaded, num_loaded)
         return num_cached
@@ -206,9 +222,12 @@ class KVManager:
         """Make the table cover the first `num_tokens` tokens, with blocks of the request's own from the first token on
         that is not computed. False, and nothing has changed, for want of blocks."""
         block_ids = self._tables[request].block_ids
-        num_new = max(0, self._num_blocks_for(num_tokens) - len(block_ids))
         first, num_kept = divmod(request.num_computed_tokens, self.block_size)
         copies = num_kept > 0 and self.pool.num_refs(block_ids[first]) > 1
+        num_room = len(block_ids) * self.block_size
+        if num_tokens <= num_room and not copies:  # so it is in most steps
+            return True
+        num_new = self._num_blocks_for(max(0, num_tokens - num_room))
         if num_new + copies > self.pool.num_free:
             return False
         if copies:

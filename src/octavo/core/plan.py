@@ -72,12 +72,12 @@ class ScheduledRequest:
     block_table: array[int]
     samples: bool
     num_scored: int = 0
-    forks: list[Request] = field(default_factory=list)
+    forks: Sequence[Request] = ()
 
     @property
-    def sampling(self) -> list[Request]:
+    def sampling(self) -> Sequence[Request]:
         """Who samples from the row's logits, in order."""
-        return [self.request, *self.forks] if self.samples else []
+        return (self.request, *self.forks) if self.samples else ()
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class RowResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     error: str | None = None  # this row failed alone (NaN logits, an empty mask …)
-    forks: list[RowResult] = field(default_factory=list)  # of ScheduledRequest.forks, in order
+    forks: Sequence[RowResult] = ()  # of ScheduledRequest.forks, in order
 
 
 @dataclass(slots=True)

@@ -23,34 +23,33 @@ class Rows:
     def remove(self, request: Request) -> None:
         self._groups.pop(request.request_id, None)
 
-    def group(self, request: Request) -> BeamGroup | None:
-        return self._groups.get(request.request_id)
+    def group(self, request: Request) -> BeamGroup:
+        """Of a beam search."""
+        return self._groups[request.request_id]
 
     def all(self, request: Request) -> Sequence[Request]:
-        group = self._groups.get(request.request_id)
-        return (request,) if group is None else group.rows
+        return (request,) if request.source.beams is None else self.group(request).rows
 
     def with_blocks(self, request: Request) -> list[Request]:
         return [row for row in self.all(request) if self._kv.holds_blocks(row)]
 
     def pending(self, request: Request) -> Sequence[Request]:
         """Those of a running request to compute now."""
-        group = self._groups.get(request.request_id)
-        return (request,) if group is None else group.pending(self._kv)
+        return (request,) if request.source.beams is None else self.group(request).pending(self._kv)
 
     def are_rebuilt(self, request: Request) -> bool:
         """Whether beams have lost their blocks, and some have yet to get new ones."""
-        group = self._groups.get(request.request_id)
-        return group is not None and not all(map(self._kv.holds_blocks, group.rows))
+        return request.source.beams is not None and not all(map(self._kv.holds_blocks, self.group(request).rows))
 
     def are_decodes(self, request: Request) -> bool:
         """Whether each has one token to compute."""
-        group = self._groups.get(request.request_id)
-        return request.num_left == 1 if group is None else group.num_left <= len(group.rows)
+        if request.source.beams is None:
+            return request.num_left == 1
+        group = self.group(request)
+        return group.num_left <= len(group.rows)
 
     def forget_computed(self, request: Request) -> None:
         """Their blocks are gone."""
-        group = self._groups.get(request.request_id)
-        if group is not None:
-            group.lose_blocks()
+        if request.source.beams is not None:
+            self.group(request).lose_blocks()
         request.num_computed_tokens = 0

@@ -26,14 +26,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from octavo.core.beam_group import BeamGroup
+from octavo.core.admission import check_size
 from octavo.core.kv_manager import KVManager, Prefix
 from octavo.core.plan import RequestUpdate, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.preemption import Preemption, Recompute
 from octavo.core.queues import Queues
 from octavo.core.rows import Rows
-from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.errors import InvalidRequestError
 from octavo.request import FinishReason, Request, RequestStatus, TokenLogprobs
 
 # Prompt tokens of a step that several prompts share. Their ends come one after the other then, and the mean first token
@@ -85,7 +85,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. InvalidRequestError where it could never run, with the numbers."""
-        self._check(request)
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
+        check_size(request, self.kv, max_model_len=self.max_model_len, max_num_seqs=self.queues.max_num_seqs)
         first = self._requests.get(request.source.fork_of or "")
         if first is not None and first.num_output_tokens == 0:
             first.forks.append(request)
@@ -94,31 +96,6 @@ class Scheduler:
         self.rows.add(request, self.max_request_tokens - request.num_prompt_tokens)
         self.queues.policy.arrive(request)
         self.queues.add(request)
-
-    def _check(self, request: Request) -> None:
-        num_prompt_tokens, num_seats = request.num_prompt_tokens, request.num_seats
-        if request.request_id in self._requests:
-            raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
-        if num_prompt_tokens == 0:
-            raise InvalidRequestError("prompt has no tokens; at least 1 is needed", param="prompt")
-        num_needed = num_prompt_tokens + (0 if request.params.max_tokens == 0 else 1)
-        if num_needed > self.max_model_len:
-            raise ContextLengthError(
-                f"prompt has {num_prompt_tokens} tokens and needs {num_needed} with its output; "
-                f"max_model_len is {self.max_model_len}",
-                param="prompt",
-            )
-        if num_prompt_tokens > self.kv.max_tokens:
-            raise InvalidRequestError(
-                f"prompt has {num_prompt_tokens} tokens, but the whole KV cache holds {self.kv.max_tokens} "
-                f"({self.kv.pool.num_blocks} blocks of {self.kv.block_size})",
-                param="prompt",
-            )
-        if num_seats > self.queues.max_num_seqs:
-            raise InvalidRequestError(
-                f"beam_width is {num_seats}; at most {self.queues.max_num_seqs} (max_num_seqs) run at once",
-                param="beam_width",
-            )
 
     def abort(self, request_ids: Iterable[str]) -> list[Request]:
         """End these requests, wherever they are, and give their blocks back; unknown and finished ids are ignored."""
@@ -134,7 +111,8 @@ class Scheduler:
         has just outgrown the pool."""
         plan = StepPlan(scheduled=[])
         budget = self._schedule_running(plan, self.max_num_batched_tokens)
-        if not plan.preempted:  # blocks are short: whoever came now would be the next victim
+        # Where blocks are short, whoever came now would be the next victim.
+        if self.queues.may_admit and not plan.preempted:
             self._schedule_waiting(plan, budget)
         plan.transfers = self.kv.take_transfers()
         self.num_steps += 1
@@ -173,13 +151,18 @@ class Scheduler:
                 return
             if request.fork_from is not None or request.status is RequestStatus.RUNNING:  # it waits for, or has joined
                 continue
+            if request.awaited is not None and self.kv.is_in_progress(request.awaited):
+                continue
             if request.is_swapped_out:
                 is_admitted = self._swap_in(request)
             else:
                 row = self.rows.all(request)[0]
                 prefix = self.kv.lookup(row)
-                if 2 * prefix.num_in_progress > row.num_tokens - prefix.num_tokens:
-                    continue  # most of what it lacks is about to be there
+                # Not for little: the others may take longer than it would itself.
+                waits = 2 * prefix.num_in_progress > row.num_tokens - prefix.num_tokens
+                request.awaited = prefix.awaited if waits else None
+                if waits:
+                    continue
                 is_admitted = self._admit(request, row, prefix)
             if not is_admitted:
                 if self.running or not request.is_swapped_out:
@@ -190,9 +173,10 @@ class Scheduler:
             budget -= self._schedule(self.rows.pending(request), budget, self.queues.may_admit, plan)
 
     def _admit(self, request: Request, row: Request, prefix: Prefix) -> bool:
-        # All blocks for what a request holds, and a spare one for every row already running: so a prompt never stops
-        # halfway for want of blocks, and who was preempted does not come back only to be preempted again.
-        num_cached_tokens = self.kv.admit(row, prefix, num_spare_blocks=self.queues.num_seats_taken)
+        # All blocks for what a request holds, and some spare ones: so a prompt never stops halfway for want of blocks,
+        # and who was preempted does not come back only to be preempted again.
+        num_spare_blocks = self.kv.num_spare_blocks(self.queues.num_seats_taken)
+        num_cached_tokens = self.kv.admit(row, prefix, num_spare_blocks)
         if num_cached_tokens is None:
             return False
         row.num_computed_tokens = num_cached_tokens
@@ -202,7 +186,7 @@ class Scheduler:
 
     def _swap_in(self, request: Request) -> bool:
         rows = [row for row in self.rows.all(request) if row in self.kv.swap]
-        if not self.kv.swap_in(rows, num_spare_blocks=self.queues.num_seats_taken):
+        if not self.kv.swap_in(rows, self.kv.num_spare_blocks(self.queues.num_seats_taken)):
             return False
         request.is_swapped_out = False
         return True
@@ -228,27 +212,29 @@ class Scheduler:
         if request.wants_prompt_logprobs:
             row.num_scored = min(start + num_tokens, request.num_prompt_tokens - 1) - start
         if samples and request.forks:
-            self._start_forks(request, row)
+            row.forks = self._start_forks(request)
         plan.scheduled.append(row)
         return num_tokens
 
-    def _start_forks(self, first: Request, row: ScheduledRequest) -> None:
+    def _start_forks(self, first: Request) -> list[Request]:
         """The samples that wait for this one join it, as far as there are seats; the others will find its blocks."""
+        started = []
         for request in first.forks:
             request.fork_from = None
             if self.queues.has_seats(request):
                 self.kv.fork(first, request, first.num_tokens)
                 request.num_cached_tokens = first.num_cached_tokens
                 self.queues.start(request)
-                row.forks.append(request)
+                started.append(request)
         first.forks.clear()
+        return started
 
     def _make_room(
         self, request: Request, rows: Sequence[Request], unscheduled: deque[Request], plan: StepPlan
     ) -> bool:
         """Blocks for all tokens of a running request. Where there are too few, some of `unscheduled`, to which it
         belongs, are preempted and leave that queue. False if the request had to give way itself."""
-        while not all(self.kv.allocate(row, row.num_tokens) for row in rows):
+        while not self._allocate(rows):
             victim = self.queues.policy.victim(unscheduled)
             unscheduled.remove(victim)
             if len(self.running) == 1:  # beams that have outgrown the pool
@@ -257,6 +243,12 @@ class Scheduler:
                 self._preempt(victim)
                 plan.preempted.append(victim)
             if victim is request:
+                return False
+        return True
+
+    def _allocate(self, rows: Sequence[Request]) -> bool:
+        for row in rows:  # noqa: SIM110  # a generator would cost more than the work
+            if not self.kv.allocate(row, len(row.token_ids)):
                 return False
         return True
 
@@ -279,9 +271,8 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _cut_short(self, request: Request, plan: StepPlan) -> None:
-        group = self.rows.group(request)
-        if group is not None:
-            group.search.cut_short()
+        if request.source.beams is not None:
+            self.rows.group(request).search.cut_short()
         self._finish(request, FinishReason.LENGTH)
         plan.outgrown.append(request)
 
@@ -296,10 +287,13 @@ class Scheduler:
         for row, outcome in zip(plan.scheduled, result.rows, strict=True):
             # A row without blocks ended while the step ran, or with an earlier row: its token is nobody's.
             if self.kv.holds_blocks(row.request):
-                updates += self._update_request(self._requests[row.request.request_id], row, outcome)
-            for fork, forked in zip(row.forks, outcome.forks, strict=True):
-                if self.kv.holds_blocks(fork):
-                    updates.append(self._update_fork(fork, row, forked))
+                update = self._update_row(row, outcome)
+                if update is not None:
+                    updates.append(update)
+            if row.forks:
+                for fork, forked in zip(row.forks, outcome.forks, strict=True):
+                    if self.kv.holds_blocks(fork):
+                        updates.append(self._update_fork(fork, row, forked))
         return updates
 
     def _forget_swaps(self, plan: StepPlan) -> None:
@@ -310,13 +304,12 @@ class Scheduler:
                 request.is_swapped_out = False
                 self.rows.forget_computed(request)
 
-    def _update_request(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> list[RequestUpdate]:
-        group = self.rows.group(request)
+    def _update_row(self, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate | None:
+        request = row.request
+        if request.source.beams is not None:
+            return self._update_beam(self._requests[request.request_id], row, outcome)
         if outcome.error is not None:  # nothing it computed in this step becomes known to others
-            self._finish(request, FinishReason.ERROR, error=outcome.error)
-            return [RequestUpdate(request, [])]
-        if group is not None:
-            return self._update_beam(group, row, outcome)
+            return self._fail(request, outcome.error)
         prompt_logprobs = None
         if request.wants_prompt_logprobs:
             prompt_logprobs = request.prompt_logprobs
@@ -324,18 +317,21 @@ class Scheduler:
             prompt_logprobs[row.start :] = outcome.prompt_logprobs
         self._note_computed(request, row)
         if row.samples:
-            return [self._take_token(request, outcome, prompt_logprobs)]
+            return self._take_token(request, outcome, prompt_logprobs)
         if request.num_left > 0:
-            return []
+            return None
         self._finish(request, FinishReason.LENGTH)
-        return [RequestUpdate(request, [], None, prompt_logprobs)]
+        return RequestUpdate(request, [], None, prompt_logprobs)
 
     def _update_fork(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate:
         if outcome.error is not None:
-            self._finish(request, FinishReason.ERROR, error=outcome.error)
-            return RequestUpdate(request, [])
+            return self._fail(request, outcome.error)
         self._note_computed(request, row)
         return self._take_token(request, outcome)
+
+    def _fail(self, request: Request, error: str) -> RequestUpdate:
+        self._finish(request, FinishReason.ERROR, error=error)
+        return RequestUpdate(request, [])
 
     def _take_token(
         self, request: Request, outcome: RowResult, prompt_logprobs: list[TokenLogprobs] | None = None
@@ -348,15 +344,18 @@ class Scheduler:
             request, [token_id], None if outcome.logprobs is None else [outcome.logprobs], prompt_logprobs
         )
 
-    def _update_beam(self, group: BeamGroup, row: ScheduledRequest, outcome: RowResult) -> list[RequestUpdate]:
+    def _update_beam(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate | None:
+        if outcome.error is not None:
+            return self._fail(request, outcome.error)
+        group = self.rows.group(request)
         self._note_computed(row.request, row)
         if row.samples:
             assert outcome.logprobs is not None, "a beam's row has its likeliest tokens"
             group.take(row.request, outcome.logprobs)
         if not group.is_complete or group.advance(self.kv):
-            return []
-        self._finish(group.request, FinishReason.STOP)
-        return [RequestUpdate(group.request, [])]
+            return None
+        self._finish(request, FinishReason.STOP)
+        return RequestUpdate(request, [])
 
     def _note_computed(self, request: Request, row: ScheduledRequest) -> None:
         request.num_computed_tokens = row.start + row.num_tokens
@@ -378,9 +377,8 @@ class Scheduler:
     ) -> None:
         for row in self.rows.all(request):
             self.kv.free(row, publish_tail=reason is not FinishReason.ERROR)
-        group = self.rows.group(request)
-        if group is not None:
-            request.hypotheses = group.search.finished
+        if request.source.beams is not None:
+            request.hypotheses = self.rows.group(request).search.finished
         for fork in request.forks:  # they go their own way
             fork.fork_from = None
         request.forks.clear()
@@ -389,6 +387,7 @@ class Scheduler:
         self.rows.remove(request)
         self.queues.remove(request)
         del self._requests[request.request_id]
+        request.is_swapped_out = False
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
         self.queues.policy.finish(request)
 

@@ -62,13 +62,10 @@ def build_engine(config: EngineConfig) -> Engine:
         for _ in range(model_config.num_layers)
     ]
     sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
-    num_slots = int(config.swap_space * GiB) // plan.block_bytes
     store = _store(config, checkpoint, model_config, dtype, kv_dtype, formats, variant, plan)
-    storage = KVStorage(kv_caches, num_slots=num_slots, swap_dir=config.swap_dir, sink=store)
+    storage = KVStorage(kv_caches, num_slots=plan.num_slots, swap_dir=config.swap_dir, sink=store)
     runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler, storage)
-    return Engine(
-        _scheduler(config, plan, num_slots, store), runner, _info(config, model_config, dtype, formats, backend, plan)
-    )
+    return Engine(_scheduler(config, plan, store), runner, _info(config, model_config, dtype, formats, backend, plan))
 
 
 def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
@@ -111,16 +108,16 @@ def _store(
     return DiskStore(Path(config.kv_offload_dir), int(config.kv_offload_size * GiB), identity, plan.block_bytes)
 
 
-def _scheduler(config: EngineConfig, plan: MemoryPlan, num_slots: int, store: DiskStore | None) -> Scheduler:
+def _scheduler(config: EngineConfig, plan: MemoryPlan, store: DiskStore | None) -> Scheduler:
     pool = BlockPool(plan.num_blocks, config.enable_prefix_caching)
     return Scheduler(
-        KVManager(pool, plan.block_size, swap=SwapSpace(num_slots), store=store),
+        KVManager(pool, plan.block_size, swap=SwapSpace(plan.num_slots), store=store),
         make_policy(config.scheduling_policy),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        preemption=make_preemption(config.preemption_mode if num_slots else "recompute"),
+        preemption=make_preemption(config.preemption_mode if plan.num_slots else "recompute"),
     )
 
 

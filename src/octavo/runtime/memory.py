@@ -10,6 +10,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.models.config import ModelConfig
 from octavo.ops.api import CacheDType
+from octavo.runtime.offload import MAX_QUEUED_BYTES
 from octavo.runtime.program import MAX_LOGITS
 
 GiB = 2**30
@@ -27,18 +28,21 @@ class MemoryPlan:
 
     weights: int
     workspace: int
+    tiers: int  # behind the KV cache: swap space, blocks on their way to disk
     num_blocks: int
     block_size: int  # tokens
     block_bytes: int  # K and V of all layers
     max_model_len: int  # tokens
+    num_slots: int  # blocks that the swap space holds
 
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_size
 
     def __str__(self) -> str:
+        tiers = f"tiers behind the KV cache {_size(self.tiers)}, " if self.tiers else ""
         return (
-            f"memory: weights {_size(self.weights)}, workspace {_size(self.workspace)}, "
+            f"memory: weights {_size(self.weights)}, workspace {_size(self.workspace)}, {tiers}"
             f"KV cache {_size(self.num_blocks * self.block_bytes)} = {self.num_blocks:,} blocks of {self.block_size}: "
             f"{self.num_tokens:,} tokens, {self.num_tokens / self.max_model_len:.1f} requests of {self.max_model_len:,}"
         )
@@ -50,7 +54,16 @@ def plan_memory(
     """`weights`, `workspace`: bytes they will take; `available`: free memory, in bytes. Raises ConfigError where the
     context does not fit the KV cache, naming the size needed, the size available and the longest that fits."""
     block_bytes = kv_block_bytes(model, config.block_size, kv_dtype)
-    budget = _kv_budget(config, available - weights - workspace, available)
+    tiers = (0 if config.swap_dir else int(config.swap_space * GiB)) + (
+        MAX_QUEUED_BYTES if config.kv_offload_dir else 0
+    )
+    budget = _kv_budget(config, available - weights - workspace - tiers, available)
+    num_slots = int(config.swap_space * GiB) // block_bytes
+    if config.swap_space and num_slots == 0:
+        raise ConfigError(
+            f"swap_space is {config.swap_space} GiB; a KV block takes {_size(block_bytes)}, and at least one must fit",
+            param="swap_space",
+        )
     num_blocks = config.num_gpu_blocks_override or max(0, budget) // block_bytes
     wanted = _wanted_length(config, model)
     fits = num_blocks * config.block_size
@@ -64,7 +77,7 @@ def plan_memory(
             "--kv-cache-memory-bytes or --gpu-memory-utilization)",
             param="max_model_len",
         )
-    return MemoryPlan(weights, workspace, num_blocks, config.block_size, block_bytes, wanted)
+    return MemoryPlan(weights, workspace, tiers, num_blocks, config.block_size, block_bytes, wanted, num_slots)
 
 
 def kv_block_bytes(model: ModelConfig, block_size: int, kv_dtype: CacheDType) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from octavo.core.plan import EvictBlock, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.errors import RequestFailedError
+from octavo.request import Request
 from octavo.runtime.kv_cache import KVStorage
 from octavo.runtime.program import MAX_LOGITS
 from octavo.sampling.feature import SamplerRow
@@ -53,7 +54,12 @@ class Runner:
     def _compute(self, plan: StepPlan) -> list[RowResult]:
         batch = self.executor.batch(plan)
         # Its logit rows: one for each request that samples, then those that score prompts.
-        sampling = [request for row in plan.scheduled if row.samples for request in row.sampling]
+        sampling: list[Request] = []
+        for row in plan.scheduled:
+            if row.forks:
+                sampling += row.sampling
+            elif row.samples:
+                sampling.append(row.request)
         sampled = as_results(self.executor.run(batch, self.sampler.rows(sampling)))
         if len(sampling) == len(plan.scheduled) and not any(row.num_scored or row.forks for row in plan.scheduled):
             return sampled
@@ -61,7 +67,8 @@ class Runner:
         results = []
         for scheduled in plan.scheduled:
             result = next(tokens) if scheduled.samples else RowResult()
-            result.forks = [next(tokens) for _ in scheduled.forks]
+            if scheduled.forks:
+                result.forks = [next(tokens) for _ in scheduled.forks]
             results.append(result)
         first = len(sampling)
         for scheduled, result in zip(plan.scheduled, results, strict=True):

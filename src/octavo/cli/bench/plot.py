@@ -1,7 +1,4 @@
-"""`octavo bench plot`: two pictures in one SVG from files of `octavo bench step`: cost by context, rate by users.
-
-Drawn by hand: a picture this simple needs no library.
-"""
+"""`octavo bench plot`: two pictures in one SVG from files of `octavo bench step`: cost by context, rate by users."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from octavo.cli.bench.svg import COLOURS, check_name, even_ticks, page, scale, text
 from octavo.cli.parser import Parser
 from octavo.errors import ConfigError
 
-COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
 WIDTH, HEIGHT = 960, 392
 LEFT, TOP, PANEL_WIDTH, PANEL_HEIGHT, PANEL_STEP = 64, 72, 376, 256, 480  # of the first panel, and to the next
 POINT = tuple[float, float]
@@ -35,12 +31,11 @@ class Panel:
 
 def run(argv: list[str]) -> int:
     parser = Parser("octavo bench plot", "Draw what `octavo bench step` measured.", "FILE... --out FILE.svg")
-    text = "JSON of `octavo bench step`; files of one model and setting make one line"
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=text)
+    about = "JSON of `octavo bench step`; files of one model and setting make one line"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture, .svg")
     args = parser.parse_args(argv)
-    if args.out.suffix != ".svg":
-        raise ConfigError(f"--out is {args.out}; its name must end in .svg")
+    check_name("--out", args.out)
     found: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}  # one point for each size: the last file's
     for path in args.files:
         label, measured = read(path)
@@ -93,45 +88,30 @@ def by_users(points: dict[str, list[dict[str, Any]]]) -> Panel:
     return Panel(title, "users", ticks, lambda x: math.log2(x) / doublings, series)
 
 
-def even_ticks(largest: float) -> list[float]:
-    """From 0 to at least `largest` in two to five steps of 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(largest / 5))
-    step = next(power * factor for factor in (1, 2, 5, 10) if largest / (power * factor) <= 5)
-    return [step * i for i in range(math.ceil(largest / step - 1e-9) + 1)]
-
-
 def draw(panels: Sequence[Panel]) -> str:
     labels = list(panels[0].series)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'font-family="system-ui, sans-serif" font-size="12" fill="#24292f">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-    ]
+    lines = []
     x = LEFT
     for label in labels:
         colour = _colour(labels, label)
         lines.append(f'<line x1="{x}" y1="18" x2="{x + 20}" y2="18" stroke="{colour}" stroke-width="2.5"/>')
-        lines.append(_text(x + 26, 22, label))
+        lines.append(text(x + 26, 22, label))
         x += 50 + 7 * len(label)
     for i, panel in enumerate(panels):
         lines += _panel(panel, LEFT + i * PANEL_STEP, labels)
-    return "\n".join([*lines, "</svg>"]) + "\n"
+    return page(WIDTH, HEIGHT, lines)
 
 
 def _panel(panel: Panel, left: float, labels: list[str]) -> list[str]:
     bottom = TOP + PANEL_HEIGHT
     heights = even_ticks(max(y for line in panel.series.values() for _, y in line))
-    lines = [_text(left, TOP - 16, panel.title, weight="600")]
-    for y in heights:
-        at = bottom - PANEL_HEIGHT * y / heights[-1]
-        stroke = "#8c959f" if y == 0 else "#d8dee4"
-        lines.append(f'<line x1="{left}" y1="{at:.1f}" x2="{left + PANEL_WIDTH}" y2="{at:.1f}" stroke="{stroke}"/>')
-        lines.append(_text(left - 8, at + 4, f"{y:,.6g}", anchor="end"))
+    lines = [text(left, TOP - 16, panel.title, weight="600")]
+    lines += scale(left, bottom, PANEL_WIDTH, PANEL_HEIGHT, heights)
     for x in panel.ticks:
         at = left + PANEL_WIDTH * panel.place(x)
         lines.append(f'<line x1="{at:.1f}" y1="{bottom}" x2="{at:.1f}" y2="{bottom + 5}" stroke="#8c959f"/>')
-        lines.append(_text(at, bottom + 20, f"{x:,.6g}", anchor="middle"))
-    lines.append(_text(left + PANEL_WIDTH / 2, bottom + 42, panel.x_label, anchor="middle"))
+        lines.append(text(at, bottom + 20, f"{x:,.6g}", anchor="middle"))
+    lines.append(text(left + PANEL_WIDTH / 2, bottom + 42, panel.x_label, anchor="middle"))
     for label, line in panel.series.items():
         colour = _colour(labels, label)
         places = [(left + PANEL_WIDTH * panel.place(x), bottom - PANEL_HEIGHT * y / heights[-1]) for x, y in line]
@@ -139,10 +119,6 @@ def _panel(panel: Panel, left: float, labels: list[str]) -> list[str]:
         lines.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
     return lines
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start", weight: str = "400") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}">{escape(text)}</text>'
 
 
 def _colour(labels: list[str], label: str) -> str:
