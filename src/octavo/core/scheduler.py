@@ -125,15 +125,14 @@ class Scheduler:
         Beams that are computed again take what decodes leave, but choose before them: they still need blocks, and
         would wait for ever if younger requests had always taken them.
         """
-        rebuilt: list[Request] = []
         decodes: list[Request] = []
-        others: list[Request] = []
+        prompts: list[Request] = []
         for request in self.running:
-            is_rebuilt, are_decodes = self.rows.are_rebuilt(request), self.rows.are_decodes(request)
-            (rebuilt if is_rebuilt else decodes if are_decodes else others).append(request)
-        if len(rebuilt) + len(others) + self.queues.count_seekers(at_most=2) > 1:
+            (decodes if self.rows.are_decodes(request) else prompts).append(request)
+        if len(prompts) + self.queues.count_seekers(at_most=2) > 1:
             budget = min(budget, len(decodes) + MAX_SHARED_TOKENS)
-        unscheduled = deque([*rebuilt, *decodes, *others])
+        rebuilt = [request for request in prompts if self.rows.are_rebuilt(request)]
+        unscheduled = deque([*rebuilt, *decodes, *(request for request in prompts if request not in rebuilt)])
         while unscheduled and budget > 0:
             request = unscheduled[0]
             rows = self.rows.pending(request)
