@@ -1,4 +1,5 @@
-"""The bodies that the routes take: every field of OpenAI's and vLLM's that octavo knows, by what it does with it.
+"""The bodies that the routes take: every field of OpenAI's, Anthropic's and vLLM's that octavo knows, by what it does
+with it.
 
 A field stands in one of four places: as a dataclass field (read by the route), in SAMPLING (passed on to
 SamplingParams, which checks it), in NO_OPS (accepted, no meaning here), in LATER (refused unless its value asks
@@ -11,9 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from octavo.server.fields import Record, anything, boolean, integer, list_of, mapping, short_string, string, wire
+from octavo.server.fields import (
+    Record,
+    anything,
+    boolean,
+    integer,
+    list_of,
+    mapping,
+    number,
+    short_string,
+    string,
+    wire,
+)
 
 MAX_ID_LENGTH = 128  # characters
+PROMPT_FORMS = "a string, a list of token ids, a list of strings, or a list of lists of token ids"
+MESSAGES = "message objects"
+_A_MESSAGE = "a list of at least one message"
 
 _SAMPLING = frozenset(
     {
@@ -53,7 +68,6 @@ _NO_OPS = frozenset(
 )
 
 _LATER: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "structured_outputs": (),
     "truncation_side": ("left",),
     "logprob_token_ids": ([],),
@@ -85,15 +99,23 @@ class StreamOptions(Record):
 
 
 @dataclass(kw_only=True)
-class GenerationFields(Record):
-    """What completions and chat have in common."""
+class CallFields(Record):
+    """What all routes that generate have in common."""
 
     model: str | None = wire(string)
     stream: bool = wire(boolean, False)
-    stream_options: StreamOptions | None = wire(StreamOptions)
     request_id: str | None = wire(short_string(MAX_ID_LENGTH))
     priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
     cache_salt: str | None = wire(string)
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class GenerationFields(CallFields):
+    """What completions and chat have in common. `timings` is octavo's own: how long the phases of the call took."""
+
+    stream_options: StreamOptions | None = wire(StreamOptions)
+    timings: bool = wire(boolean, False)
     user: str | None = wire(string)
     return_token_ids: bool = wire(boolean, False)
     return_tokens_as_token_ids: bool = wire(boolean, False)
@@ -101,7 +123,6 @@ class GenerationFields(Record):
     beam_width: int | None = wire(anything)  # this and the next two: BeamSearchParams checks them
     length_penalty: float | None = wire(anything)
     early_stopping: bool | str | None = wire(anything)
-    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -110,9 +131,14 @@ class CompletionRequest(GenerationFields):
 
     SAMPLING: ClassVar[frozenset[str]] = _SAMPLING | {"max_tokens", "logprobs"}
     NO_OPS: ClassVar[frozenset[str]] = _NO_OPS
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_LATER, "suffix": ("",), "prompt_embeds": ()}
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_LATER,
+        "response_format": ({"type": "text"},),
+        "suffix": ("",),
+        "prompt_embeds": (),
+    }
 
-    prompt: Any = wire(anything)
+    prompt: str | list[int] | list[str] | list[list[int]] = wire(anything, required=PROMPT_FORMS)
     echo: bool = wire(boolean, False)
     best_of: int | None = wire(integer(1))
     add_special_tokens: bool = wire(boolean, True)
@@ -122,7 +148,7 @@ class CompletionRequest(GenerationFields):
 class TemplateFields(Record):
     """How messages become a prompt: of chat, and of /tokenize."""
 
-    messages: list[dict[str, Any]] | None = wire(list_of(dict, "message objects", min_length=1))
+    messages: list[dict[str, Any]] | None = wire(list_of(dict, MESSAGES, min_length=1))
     add_generation_prompt: bool = wire(boolean, True)
     continue_final_message: bool = wire(boolean, False)
     chat_template_kwargs: dict[str, Any] | None = wire(mapping)
@@ -140,6 +166,7 @@ class ChatRequest(TemplateFields, GenerationFields):
     NO_OPS: ClassVar[frozenset[str]] = _NO_OPS | {"parallel_tool_calls", "verbosity", "include_reasoning"}
     LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_LATER,
+        "response_format": ({"type": "text"},),
         "echo": (False,),
         "chat_template": (),
         "functions": ([],),
@@ -153,6 +180,7 @@ class ChatRequest(TemplateFields, GenerationFields):
         "return_prompt_text": (False,),
     }
 
+    messages: list[dict[str, Any]] | None = wire(list_of(dict, MESSAGES, min_length=1), required=_A_MESSAGE)
     max_tokens: int | None = wire(integer(1))
     max_completion_tokens: int | None = wire(integer(1))
     logprobs: bool = wire(boolean, False)
@@ -179,4 +207,141 @@ class TokenizeRequest(TemplateFields):
 @dataclass(kw_only=True)
 class DetokenizeRequest(Record):
     model: str | None = wire(string)
-    tokens: list[int] | None = wire(list_of(int, "token ids"))
+    tokens: list[int] = wire(list_of(int, "token ids"), required="a list of token ids")
+
+
+@dataclass(kw_only=True)
+class AbortRequest(Record):
+    """POST /abort_requests. An id is that of an answer, or the one that its call asked for."""
+
+    request_ids: list[str] = wire(list_of(str, "request ids"), required="a list of request ids")
+
+
+# Of the sampling fields, those that mean something where there is one answer and one field of its own for ends.
+_ANSWER_SAMPLING = _SAMPLING - {"n", "stop", "prompt_logprobs"}
+
+
+@dataclass(kw_only=True)
+class AnthropicMetadata(Record):
+    user_id: str | None = wire(string)
+
+
+@dataclass(kw_only=True)
+class ConversationFields(Record):
+    """How Anthropic's messages become a prompt; server/anthropic_messages.py reads the content."""
+
+    messages: list[dict[str, Any]] = wire(list_of(dict, MESSAGES, min_length=1), required=_A_MESSAGE)
+    system: str | list[dict[str, Any]] | None = wire(anything)
+    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tool_choice: dict[str, Any] | None = wire(mapping)
+    chat_template_kwargs: dict[str, Any] | None = wire(mapping)
+
+
+_ANTHROPIC_NO_OPS = frozenset(
+    {
+        "cache_control",  # what can be shared is shared anyway
+        "service_tier",
+        "inference_geo",
+        "user_profile_id",
+        "workspace_id",
+        "billing_policy",
+    }
+)
+_ANTHROPIC_LATER: Mapping[str, tuple[Any, ...]] = {
+    "thinking": ({"type": "disabled"},),
+    "output_config": ({},),
+    "output_format": (),
+    "mcp_servers": ([],),
+    "context_management": ({},),
+    "container": (),
+    "diagnostics": (),
+    "compaction": (),
+    "fallbacks": ([],),
+    "fallback_credit_token": (),
+    "thread": (),
+    "speed": ("standard",),
+}
+
+
+@dataclass(kw_only=True)
+class MessagesRequest(ConversationFields, CallFields):
+    """POST /v1/messages, of Anthropic's API, with vLLM's sampling fields."""
+
+    SAMPLING: ClassVar[frozenset[str]] = _ANSWER_SAMPLING - {"temperature"}
+    NO_OPS: ClassVar[frozenset[str]] = _ANTHROPIC_NO_OPS
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_LATER, **_ANTHROPIC_LATER}
+
+    max_tokens: int = wire(integer(1), required="an integer from 1 on")
+    stop_sequences: list[str] | None = wire(list_of(str, "strings"))
+    temperature: float | None = wire(number(0, 1))
+    metadata: AnthropicMetadata | None = wire(AnthropicMetadata)
+
+
+@dataclass(kw_only=True)
+class CountTokensRequest(ConversationFields):
+    """POST /v1/messages/count_tokens, of Anthropic's API."""
+
+    NO_OPS: ClassVar[frozenset[str]] = _ANTHROPIC_NO_OPS
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = _ANTHROPIC_LATER
+
+    model: str | None = wire(string)
+
+
+@dataclass(kw_only=True)
+class ReasoningOptions(Record):
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "effort": ("none",),
+        "summary": (),
+        "generate_summary": (),
+    }
+
+
+@dataclass(kw_only=True)
+class TextOptions(Record):
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"verbosity"})
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": ({"type": "text"},)}
+
+
+@dataclass(kw_only=True)
+class ResponsesStreamOptions(Record):
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
+
+
+@dataclass(kw_only=True)
+class ResponsesRequest(CallFields):
+    """POST /v1/responses, of OpenAI's API, with vLLM's sampling fields. Nothing is stored."""
+
+    SAMPLING: ClassVar[frozenset[str]] = _ANSWER_SAMPLING | {"stop"}
+    NO_OPS: ClassVar[frozenset[str]] = (_NO_OPS - {"store", "metadata"}) | {
+        "parallel_tool_calls",
+        "max_tool_calls",
+        "prompt_cache_options",
+    }
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_LATER,
+        "store": (False,),
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "background_options": ({},),
+        "include": ([], ["reasoning.encrypted_content"]),  # there is no reasoning to encrypt
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+        "prompt": (),
+        "context_management": ([],),
+        "moderation": (),
+        "image": (),
+        "access_programs": (),
+    }
+
+    input: str | list[dict[str, Any]] = wire(anything, required="a string, or a list of items")
+    instructions: str | None = wire(string)
+    max_output_tokens: int | None = wire(integer(1))
+    metadata: dict[str, Any] | None = wire(mapping)
+    user: str | None = wire(string)
+    stream_options: ResponsesStreamOptions | None = wire(ResponsesStreamOptions)
+    reasoning: ReasoningOptions | None = wire(ReasoningOptions)
+    text: TextOptions | None = wire(TextOptions)
+    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tool_choice: str | dict[str, Any] | None = wire(anything)
+    chat_template_kwargs: dict[str, Any] | None = wire(mapping)

@@ -44,8 +44,6 @@ async def detokenize(front: Front, request: Request) -> Response:
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(DetokenizeRequest, body, allow_unknown=front.config.allow_unknown_fields)
     front.check_model(asked.model)
-    if asked.tokens is None:
-        raise InvalidRequestError("tokens is missing; it must be a list of token ids", param="tokens")
     high = front.llm.tokenizer.vocab_size
     for token_id in asked.tokens:
         if not 0 <= token_id < high:
