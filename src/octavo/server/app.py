@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.errors import OctavoError
-from octavo.server import anthropic_messages, cache, chat, completions, models, probes, tokenize
+from octavo.server import anthropic_messages, cache, chat, completions, models, probes, responses, tokenize
 from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_error
 from octavo.server.front import Front
 from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId
@@ -28,6 +28,7 @@ Handler = Callable[[Front, Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", completions.create),
     ("POST", "/v1/chat/completions", chat.create),
+    ("POST", "/v1/responses", responses.create),
     ("POST", "/v1/messages", anthropic_messages.create),
     ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens),
     ("GET", "/v1/models", models.list_models),

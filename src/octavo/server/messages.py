@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.server.fields import refuse
 from octavo.server.generation import encode
-from octavo.server.protocol import TemplateFields
+from octavo.server.protocol import ResponsesRequest, TemplateFields
 from octavo.text.chat_template import require_chat_template, template_variables
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ async def template_prompt(
     return token_ids
 
 
-def check_tools(asked: TemplateFields) -> None:
+def check_tools(asked: TemplateFields | ResponsesRequest) -> None:
     """Until octavo can call tools, only a call that asks for none passes."""
     choice = asked.tool_choice
     if choice not in (None, "none", "auto"):

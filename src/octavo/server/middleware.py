@@ -64,9 +64,8 @@ class ApiKey:
             await self.app(scope, receive, send)
         else:
             or_so = " or 'x-api-key: KEY'" if speaks_anthropic(scope["path"]) else ""
-            error = AuthenticationError(
-                f"the API key is missing or wrong; send it as 'Authorization: Bearer KEY'{or_so}"
-            )
+            allowed = f"'Authorization: Bearer KEY'{or_so}"
+            error = AuthenticationError(f"the API key is missing or wrong; send it as {allowed}")
             await error_response(error, scope)(scope, receive, send)
 
     def _key_name(self, scope: Scope) -> str | None:
