@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 async def create(front: Front, request: Request) -> Response:
+    """Answers a conversation."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(ChatRequest, body, allow_unknown=front.config.allow_unknown_fields)
     model = front.check_model(asked.model)

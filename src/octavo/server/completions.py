@@ -31,6 +31,7 @@ MAX_PROMPTS = 2048
 
 
 async def create(front: Front, request: Request) -> Response:
+    """Completes prompts, or scores them."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(CompletionRequest, body, allow_unknown=front.config.allow_unknown_fields)
     model = front.check_model(asked.model)

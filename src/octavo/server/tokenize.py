@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 async def tokenize(front: Front, request: Request) -> Response:
+    """The token ids of a prompt or of messages."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(TokenizeRequest, body, allow_unknown=front.config.allow_unknown_fields)
     front.check_model(asked.model)
@@ -41,6 +42,7 @@ async def tokenize(front: Front, request: Request) -> Response:
 
 
 async def detokenize(front: Front, request: Request) -> Response:
+    """The text of token ids."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(DetokenizeRequest, body, allow_unknown=front.config.allow_unknown_fields)
     front.check_model(asked.model)
