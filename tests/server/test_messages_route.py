@@ -142,14 +142,12 @@ async def test_api_4_a_final_message_of_the_assistant_is_continued(server):
         ([{"role": "user", "content": [{"type": "image", "source": {}}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "tool_result"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{"role": "user", "content": [{"type": "text", "text": "a", "txt": 1}]}], "messages[0].content[0].txt"),
         ([{"role": "user", "content": ["a"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"role": "user", "content": ""}], "messages[0].content"),
         ([{"role": "user", "content": 7}], "messages[0].content"),
         ([{"role": "user"}], "messages[0].content"),
         ([*HELLO, {"role": "tool", "content": "a"}], "messages[1].role"),
-        ([{"role": "user", "content": "a", "name": "b"}], "messages[0].name"),
         ([], "messages"),
         ("Hello", "messages"),
         (None, "messages"),
@@ -161,6 +159,16 @@ async def test_batch_6_api_2_wrong_messages_are_refused_by_place(server, message
         message = error_of(await server.post(path, messages=messages, **more), 400, "invalid_request_error")
         assert message.startswith(f"{place} is ")
     server.assert_idle()
+
+
+async def test_unknown_fields_within_messages_are_refused_with_their_nearest_neighbour(serve, server):
+    message = {"role": "user", "content": [{"type": "text", "text": "Hello", "cache_contrl": {}}]}
+    text = error_of(await server.post(COUNT, messages=[message]), 400, "invalid_request_error")
+    assert "'messages[0].content[0].cache_contrl'" in text and "'messages[0].content[0].cache_control'" in text
+    text = error_of(await server.post(COUNT, messages=[{**HELLO[0], "contents": "a"}]), 400, "invalid_request_error")
+    assert "did you mean 'messages[0].content'" in text
+    lenient = await serve(allow_unknown_fields=True)
+    assert (await lenient.post(COUNT, messages=[message])).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -263,7 +271,8 @@ async def test_api_7_errors_have_anthropics_types(serve, server):
         await client.messages.create(model="nope", max_tokens=1, messages=HELLO)
     assert caught.value.body["error"]["type"] == "not_found_error"
     error_of(await server.http.get(PATH), 405, "invalid_request_error")
-    error_of(await server.http.post(PATH, content=b"{bad"), 400, "invalid_request_error")
+    for path in (PATH, COUNT):
+        error_of(await server.http.post(path, content=b"{bad"), 400, "invalid_request_error")
     small = await serve(max_body_bytes=10)
     error_of(await small.post(PATH, messages=HELLO), 413, "request_too_large")
     server.engine.die()

@@ -136,7 +136,6 @@ async def test_an_output_goes_back_in_as_it_came_out(server):
         ([{"role": "user", "content": [7]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
-        ([{"role": "user", "content": "a", "nme": 1}], "input[0].nme"),
         ([{"type": "function_call_output", "call_id": "c", "output": "2"}], "input[0].type"),
     ],
     ids=str,
@@ -144,6 +143,21 @@ async def test_an_output_goes_back_in_as_it_came_out(server):
 async def test_batch_6_api_2_wrong_input_is_refused_by_place(server, given, place):
     error = await refused(server, input=given)
     assert error["param"] == place and error["message"].startswith(f"{place} is ")
+
+
+async def test_unknown_fields_within_items_are_refused_with_their_nearest_neighbour(serve, server):
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Hello", "anotations": []}]}]
+    error = await refused(server, input=items)
+    assert error["code"] == "unknown_field" and "did you mean 'input[0].content[0].annotations'" in error["message"]
+    assert (await refused(server, input=[{"role": "user", "content": "a", "idd": "b"}]))["param"] == "input[0].idd"
+    lenient = await serve(allow_unknown_fields=True)
+    await ask(lenient, input=items)
+
+
+async def test_null_means_absent_within_items(server):
+    turn = {"type": None, "id": None, "status": None, "role": "assistant", "content": None}
+    await ask(server, input=[turn, {"role": "user", "content": "Hello"}])
+    assert prompt_of(server) == f"<|im_start|>assistant\n<|im_end|>\n{PROMPT}"
 
 
 @pytest.mark.parametrize(

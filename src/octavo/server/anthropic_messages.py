@@ -17,17 +17,22 @@ from starlette.responses import Response
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
 from octavo.server.body import read_json
 from octavo.server.errors import AbortedError, record_of
-from octavo.server.fields import parse, refuse
+from octavo.server.fields import mapping, parse, refuse
 from octavo.server.generation import Call, renamed, sampling_params
 from octavo.server.messages import template_prompt
-from octavo.server.protocol import ConversationFields, CountTokensRequest, MessagesRequest
+from octavo.server.protocol_anthropic import (
+    AnthropicMessage,
+    AnthropicText,
+    ConversationFields,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from octavo.server.sse import event, open_stream
 from octavo.text.chat_template import template_variables
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
 
-_ROLES = ("user", "assistant", "system")
 _NAMES = {"stop": "stop_sequences", "prompt": "messages"}  # SamplingParams' word -> Anthropic's
 
 
@@ -68,7 +73,7 @@ def _params(front: Front, asked: MessagesRequest) -> SamplingParams:
 
 async def _prompt(front: Front, asked: ConversationFields) -> list[int]:
     _check_tools(asked)
-    messages = plain_conversation(asked)
+    messages = plain_conversation(asked, allow_unknown=front.config.allow_unknown_fields)
     continued = messages[-1]["role"] == "assistant"
     return await template_prompt(
         front,
@@ -89,49 +94,39 @@ def _check_tools(asked: ConversationFields) -> None:
         refuse("tools", asked.tools, allowed)
 
 
-def plain_conversation(asked: ConversationFields) -> list[dict[str, Any]]:
+def plain_conversation(asked: ConversationFields, *, allow_unknown: bool) -> list[dict[str, Any]]:
     """In OpenAI's shape, with the system prompt first. Neighbours of one role are one turn, as the API defines it."""
     messages: list[dict[str, Any]] = []
-    if asked.system is not None and (system := _text_parts("system", asked.system)):
+    if asked.system is not None and (system := _texts("system", asked.system, allow_unknown)):
         messages.append({"role": "system", "content": system})
-    for i, message in enumerate(asked.messages):
+    for i, given in enumerate(asked.messages):
         place = f"messages[{i}]"
-        for name in message:
-            if name not in ("role", "content"):
-                refuse(f"{place}.{name}", message[name], "absent; a message has role and content")
-        role = message.get("role")
-        if role not in _ROLES:
-            refuse(f"{place}.role", role, "'user', 'assistant' or 'system'")
-        content = _text_parts(f"{place}.content", message.get("content"))
-        if not content and not (role == "assistant" and i == len(asked.messages) - 1):
-            refuse(f"{place}.content", message.get("content"), "not empty, but for a final message of the assistant")
-        if messages and messages[-1]["role"] == role:
+        message = parse(AnthropicMessage, given, allow_unknown=allow_unknown, path=f"{place}.")
+        content = _texts(f"{place}.content", message.content, allow_unknown)
+        if not content and not (message.role == "assistant" and i == len(asked.messages) - 1):
+            refuse(f"{place}.content", message.content, "not empty, but for a final message of the assistant")
+        if messages and messages[-1]["role"] == message.role:
             messages[-1]["content"] += content
         else:
-            messages.append({"role": role, "content": content})
+            messages.append({"role": message.role, "content": content})
     return messages
 
 
-def _text_parts(place: str, content: Any) -> list[dict[str, Any]]:
-    """The texts of a string or of a list of blocks."""
+def _texts(place: str, content: Any, allow_unknown: bool) -> list[dict[str, Any]]:
+    """The parts of a string or of a list of blocks."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     if not isinstance(content, list):
         refuse(place, content, "a string or a list of content blocks")
-    return [_text_part(f"{place}[{j}]", block) for j, block in enumerate(content)]
-
-
-def _text_part(place: str, block: Any) -> dict[str, Any]:
-    if not isinstance(block, dict):
-        refuse(place, block, "a content block, such as {'type': 'text', 'text': …}")
-    if block.get("type") != "text":
-        refuse(f"{place}.type", block.get("type"), "'text' (octavo does not support other content blocks yet)")
-    if not isinstance(block.get("text"), str):
-        refuse(f"{place}.text", block.get("text"), "a string")
-    for name, value in block.items():
-        if name not in ("type", "text", "cache_control", "citations"):
-            refuse(f"{place}.{name}", value, "absent; a text block has text, cache_control and citations")
-    return {"type": "text", "text": block["text"]}
+    parts = []
+    for j, given in enumerate(content):
+        block = mapping(f"{place}[{j}]", given)
+        if block.get("type") != "text":
+            allowed = "'text' (octavo does not support other content blocks yet)"
+            refuse(f"{place}[{j}].type", block.get("type"), allowed)
+        text = parse(AnthropicText, block, allow_unknown=allow_unknown, path=f"{place}[{j}].").text
+        parts.append({"type": "text", "text": text})
+    return parts
 
 
 class _Answer:

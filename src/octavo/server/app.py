@@ -31,16 +31,9 @@ from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_e
 from octavo.server.front import Front
 from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId
 from octavo.server.openapi import Handler, Operation
-from octavo.server.protocol import (
-    AbortRequest,
-    ChatRequest,
-    CompletionRequest,
-    CountTokensRequest,
-    DetokenizeRequest,
-    MessagesRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-)
+from octavo.server.protocol import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.protocol_anthropic import CountTokensRequest, MessagesRequest
+from octavo.server.protocol_responses import ResponsesRequest
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM

@@ -105,6 +105,15 @@ def short_string(max_length: int) -> Check:
     return check
 
 
+def one_of(*words: str) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if value not in words:
+            refuse(name, value, f"one of {', '.join(map(repr, words))}")
+        return value
+
+    return check
+
+
 def integer(low: int, high: int | None = None) -> Check:
     allowed = f"an integer from {low} on" if high is None else f"an integer in [{low}, {high}]"
 
@@ -152,7 +161,7 @@ def _same(value: Any, idle: Any) -> bool:
 
 
 def _refuse_unknown(name: str, known: Iterable[str], path: str) -> NoReturn:
-    shown = reprlib.repr(path + name)
+    shown = repr(path + name[:100])
     nearest = difflib.get_close_matches(name[:100], sorted(known), n=1)
     hint = f"; did you mean {path + nearest[0]!r}?" if nearest else ""
     raise InvalidRequestError(f"unknown field {shown}{hint}", param=(path + name)[:100], code="unknown_field")

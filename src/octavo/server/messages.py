@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.server.fields import refuse
 from octavo.server.generation import encode
-from octavo.server.protocol import ResponsesRequest, TemplateFields
+from octavo.server.protocol import TemplateFields
+from octavo.server.protocol_responses import ResponsesRequest
 from octavo.text.chat_template import require_chat_template, template_variables
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
-"""The bodies that the routes take: every field of OpenAI's, Anthropic's and vLLM's that octavo knows, by what it does
-with it.
+"""The bodies that the routes take: every field of OpenAI's and vLLM's that octavo knows, by what it does with it.
 
 A field stands in one of four places: as a dataclass field (read by the route), in SAMPLING (passed on to
 SamplingParams, which checks it), in NO_OPS (accepted, no meaning here), in LATER (refused unless its value asks
-nothing). All else is unknown.
+nothing). All else is unknown. Anthropic's routes and the Responses API have files of their own.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from octavo.server.fields import (
     integer,
     list_of,
     mapping,
-    number,
     short_string,
     string,
     wire,
 )
 
 MAX_ID_LENGTH = 128  # characters
+MAX_COUNT = 2**31 - 1  # of tokens: SamplingParams' limit
 PROMPT_FORMS = "a string, a list of token ids, a list of strings, or a list of lists of token ids"
 MESSAGES = "message objects"
-_A_MESSAGE = "a list of at least one message"
+A_MESSAGE = "a list of at least one message"
 
 _SAMPLING = frozenset(
     {
@@ -56,7 +55,7 @@ _SAMPLING = frozenset(
     }
 )
 
-_NO_OPS = frozenset(
+COMMON_NO_OPS = frozenset(
     {
         "metadata",
         "store",
@@ -67,7 +66,7 @@ _NO_OPS = frozenset(
     }
 )
 
-_LATER: Mapping[str, tuple[Any, ...]] = {
+COMMON_LATER: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "truncation_side": ("left",),
     "logprob_token_ids": ([],),
@@ -83,6 +82,9 @@ _LATER: Mapping[str, tuple[Any, ...]] = {
     "watermarking": (),
     "mm_payload": (),
 }
+
+# Of the sampling fields, those that mean something where there is one answer and one field of its own for ends.
+ANSWER_SAMPLING = _SAMPLING - {"n", "stop", "prompt_logprobs"}
 
 
 @dataclass(kw_only=True)
@@ -130,9 +132,9 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions. `logprobs` counts the alternatives, as in SamplingParams."""
 
     SAMPLING: ClassVar[frozenset[str]] = _SAMPLING | {"max_tokens", "logprobs"}
-    NO_OPS: ClassVar[frozenset[str]] = _NO_OPS
+    NO_OPS: ClassVar[frozenset[str]] = COMMON_NO_OPS
     LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_LATER,
+        **COMMON_LATER,
         "response_format": ({"type": "text"},),
         "suffix": ("",),
         "prompt_embeds": (),
@@ -163,9 +165,9 @@ class ChatRequest(TemplateFields, GenerationFields):
     """POST /v1/chat/completions. `logprobs` says whether, `top_logprobs` how many alternatives."""
 
     SAMPLING: ClassVar[frozenset[str]] = _SAMPLING
-    NO_OPS: ClassVar[frozenset[str]] = _NO_OPS | {"parallel_tool_calls", "verbosity", "include_reasoning"}
+    NO_OPS: ClassVar[frozenset[str]] = COMMON_NO_OPS | {"parallel_tool_calls", "verbosity", "include_reasoning"}
     LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_LATER,
+        **COMMON_LATER,
         "response_format": ({"type": "text"},),
         "echo": (False,),
         "chat_template": (),
@@ -180,9 +182,9 @@ class ChatRequest(TemplateFields, GenerationFields):
         "return_prompt_text": (False,),
     }
 
-    messages: list[dict[str, Any]] | None = wire(list_of(dict, MESSAGES, min_length=1), required=_A_MESSAGE)
-    max_tokens: int | None = wire(integer(1))
-    max_completion_tokens: int | None = wire(integer(1))
+    messages: list[dict[str, Any]] | None = wire(list_of(dict, MESSAGES, min_length=1), required=A_MESSAGE)
+    max_tokens: int | None = wire(integer(1, MAX_COUNT))
+    max_completion_tokens: int | None = wire(integer(1, MAX_COUNT))
     logprobs: bool = wire(boolean, False)
     top_logprobs: int | None = wire(integer(0))
     add_special_tokens: bool = wire(boolean, False)
@@ -215,133 +217,3 @@ class AbortRequest(Record):
     """POST /abort_requests. An id is that of an answer, or the one that its call asked for."""
 
     request_ids: list[str] = wire(list_of(str, "request ids"), required="a list of request ids")
-
-
-# Of the sampling fields, those that mean something where there is one answer and one field of its own for ends.
-_ANSWER_SAMPLING = _SAMPLING - {"n", "stop", "prompt_logprobs"}
-
-
-@dataclass(kw_only=True)
-class AnthropicMetadata(Record):
-    user_id: str | None = wire(string)
-
-
-@dataclass(kw_only=True)
-class ConversationFields(Record):
-    """How Anthropic's messages become a prompt; server/anthropic_messages.py reads the content."""
-
-    messages: list[dict[str, Any]] = wire(list_of(dict, MESSAGES, min_length=1), required=_A_MESSAGE)
-    system: str | list[dict[str, Any]] | None = wire(anything)
-    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
-    tool_choice: dict[str, Any] | None = wire(mapping)
-    chat_template_kwargs: dict[str, Any] | None = wire(mapping)
-
-
-_ANTHROPIC_NO_OPS = frozenset(
-    {
-        "cache_control",  # what can be shared is shared anyway
-        "service_tier",
-        "inference_geo",
-        "user_profile_id",
-        "workspace_id",
-        "billing_policy",
-    }
-)
-_ANTHROPIC_LATER: Mapping[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},),
-    "output_config": ({},),
-    "output_format": (),
-    "mcp_servers": ([],),
-    "context_management": ({},),
-    "container": (),
-    "diagnostics": (),
-    "compaction": (),
-    "fallbacks": ([],),
-    "fallback_credit_token": (),
-    "thread": (),
-    "speed": ("standard",),
-}
-
-
-@dataclass(kw_only=True)
-class MessagesRequest(ConversationFields, CallFields):
-    """POST /v1/messages, of Anthropic's API, with vLLM's sampling fields."""
-
-    SAMPLING: ClassVar[frozenset[str]] = _ANSWER_SAMPLING - {"temperature"}
-    NO_OPS: ClassVar[frozenset[str]] = _ANTHROPIC_NO_OPS
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_LATER, **_ANTHROPIC_LATER}
-
-    max_tokens: int = wire(integer(1), required="an integer from 1 on")
-    stop_sequences: list[str] | None = wire(list_of(str, "strings"))
-    temperature: float | None = wire(number(0, 1))
-    metadata: AnthropicMetadata | None = wire(AnthropicMetadata)
-
-
-@dataclass(kw_only=True)
-class CountTokensRequest(ConversationFields):
-    """POST /v1/messages/count_tokens, of Anthropic's API."""
-
-    NO_OPS: ClassVar[frozenset[str]] = _ANTHROPIC_NO_OPS
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = _ANTHROPIC_LATER
-
-    model: str | None = wire(string)
-
-
-@dataclass(kw_only=True)
-class ReasoningOptions(Record):
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "effort": ("none",),
-        "summary": (),
-        "generate_summary": (),
-    }
-
-
-@dataclass(kw_only=True)
-class TextOptions(Record):
-    NO_OPS: ClassVar[frozenset[str]] = frozenset({"verbosity"})
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": ({"type": "text"},)}
-
-
-@dataclass(kw_only=True)
-class ResponsesStreamOptions(Record):
-    NO_OPS: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
-
-
-@dataclass(kw_only=True)
-class ResponsesRequest(CallFields):
-    """POST /v1/responses, of OpenAI's API, with vLLM's sampling fields. Nothing is stored."""
-
-    SAMPLING: ClassVar[frozenset[str]] = _ANSWER_SAMPLING | {"stop"}
-    NO_OPS: ClassVar[frozenset[str]] = (_NO_OPS - {"store", "metadata"}) | {
-        "parallel_tool_calls",
-        "max_tool_calls",
-        "prompt_cache_options",
-    }
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_LATER,
-        "store": (False,),
-        "previous_response_id": (),
-        "conversation": (),
-        "background": (False,),
-        "background_options": ({},),
-        "include": ([], ["reasoning.encrypted_content"]),  # there is no reasoning to encrypt
-        "truncation": ("disabled",),
-        "top_logprobs": (0,),
-        "prompt": (),
-        "context_management": ([],),
-        "moderation": (),
-        "image": (),
-        "access_programs": (),
-    }
-
-    input: str | list[dict[str, Any]] = wire(anything, required="a string, or a list of items")
-    instructions: str | None = wire(string)
-    max_output_tokens: int | None = wire(integer(1))
-    metadata: dict[str, Any] | None = wire(mapping)
-    user: str | None = wire(string)
-    stream_options: ResponsesStreamOptions | None = wire(ResponsesStreamOptions)
-    reasoning: ReasoningOptions | None = wire(ReasoningOptions)
-    text: TextOptions | None = wire(TextOptions)
-    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
-    tool_choice: str | dict[str, Any] | None = wire(anything)
-    chat_template_kwargs: dict[str, Any] | None = wire(mapping)

@@ -20,7 +20,7 @@ from octavo.server.errors import AbortedError, record_of
 from octavo.server.fields import parse
 from octavo.server.generation import Call, renamed, sampling_params
 from octavo.server.messages import check_tools, template_prompt
-from octavo.server.protocol import ResponsesRequest
+from octavo.server.protocol_responses import ResponsesRequest
 from octavo.server.response_items import input_messages
 from octavo.server.sse import event, open_stream
 from octavo.text.chat_template import template_variables
@@ -40,7 +40,7 @@ async def create(front: Front, request: Request) -> Response:
     with renamed(**_NAMES):
         params = sampling_params(front, asked, max_tokens=asked.max_output_tokens)
     check_tools(asked)
-    messages = input_messages(asked)
+    messages = input_messages(asked, allow_unknown=front.config.allow_unknown_fields)
     prompt = await template_prompt(front, messages, **template_variables(asked.chat_template_kwargs))
     front.admit(asked.priority)
     answer = _Answer(
