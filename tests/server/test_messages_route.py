@@ -107,6 +107,20 @@ async def test_why_a_message_ended(server):
     assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
 
 
+async def test_text_1_a_character_of_many_tokens_comes_whole(server):
+    server.engine.script = lambda request: [*server.tokenizer.encode(" 😀日本"), 2]
+    found = await events(server, max_tokens=50)
+    deltas = [event["delta"]["text"] for event in found if event["type"] == "content_block_delta"]
+    assert "".join(deltas) == " 😀日本" == (await ask(server, max_tokens=50))["content"][0]["text"]
+
+
+async def test_text_2_a_stop_string_within_tokens_never_shows(server):
+    body = {"max_tokens": 50, "stop_sequences": ["o thr"]}
+    found = await events(server, **body)
+    deltas = [event["delta"]["text"] for event in found if event["type"] == "content_block_delta"]
+    assert "".join(deltas) == " one tw" == (await ask(server, **body))["content"][0]["text"]
+
+
 async def test_a_message_without_text_has_no_content(server):
     server.engine.script = lambda request: [2]
     assert (await ask(server))["content"] == []
@@ -246,8 +260,11 @@ async def test_counting_is_what_a_message_counts(server):
     assert "unknown field 'max_tokens'" in message
 
 
-async def test_a_message_beyond_the_context_is_refused(serve):
+async def test_batch_4_a_message_beyond_the_context_is_refused(serve):
     server = await serve(max_model_len=64)
+    room = 64 - len(server.tokenizer.encode(PROMPT))
+    assert (await server.post(PATH, messages=HELLO, max_tokens=room)).status_code == 200
+    assert (await server.post(PATH, messages=HELLO, max_tokens=room + 1)).status_code == 400
     for body in ({"max_tokens": 60}, {"max_tokens": 60, "stream": True}):
         response = await server.post(PATH, messages=HELLO, **body)
         assert "64 tokens" in error_of(response, 400, "invalid_request_error")

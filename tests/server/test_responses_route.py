@@ -92,6 +92,14 @@ async def test_a_stream_ends_with_what_is_answered_at_once(server):
     assert len(item_ids) == 1
 
 
+async def test_text_1_a_character_of_many_tokens_comes_whole(server):
+    server.engine.script = lambda request: [*server.tokenizer.encode(" 😀日本"), 2]
+    found = await events(server, max_output_tokens=50)
+    deltas = [event["delta"] for event in found if event["type"] == "response.output_text.delta"]
+    (done,) = [event["text"] for event in found if event["type"] == "response.output_text.done"]
+    assert "".join(deltas) == done == " 😀日本"
+
+
 async def test_a_stream_that_ends_by_itself_is_completed(server):
     server.engine.script = lambda request: [*server.tokenizer.encode(" one"), 2]
     *_, last = await events(server, max_output_tokens=9)

@@ -33,7 +33,7 @@ def timings_of(*calls: tuple[RequestMetrics, int, int, int, int]) -> dict[str, A
         output = RequestOutput(str(index), None, [0] * num_prompt, samples, True, None, num_cached, metrics)
         usage.count(index, output)
         timings.count(output)
-    return timings.record(usage)
+    return timings.record(usage, sum(num_samples for _, _, _, num_samples, _ in calls))
 
 
 def test_phases_and_rates_of_a_request():

@@ -105,7 +105,7 @@ class _Answer:
                 [pieces[index] for index in sorted(pieces)],
                 seed=output.seed,
                 usage=call.usage.record(),
-                **({"timings": call.timings.record(call.usage)} if self._asked.timings else {}),
+                **call.timings_extra(self._asked),
                 **self._prompt_extras(output),
             )
 

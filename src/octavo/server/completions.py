@@ -132,7 +132,7 @@ class _Answer:
                 [pieces[index] for index in sorted(pieces)],
                 seed=seeds[0],
                 usage=call.usage.record(),
-                **({"timings": call.timings.record(call.usage)} if self._asked.timings else {}),
+                **call.timings_extra(self._asked),
             )
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -124,9 +124,12 @@ class Call:
         extras: dict[str, Any] = {}
         if asked.stream_options is not None and asked.stream_options.include_usage:
             extras["usage"] = self.usage.record()
-        if asked.timings:
-            extras["timings"] = self.timings.record(self.usage)
-        return extras
+        return extras | self.timings_extra(asked)
+
+    def timings_extra(self, asked: GenerationFields) -> dict[str, Any]:
+        """`timings`, for those who asked."""
+        num_samples = len(self.prompts) * self.params.n
+        return {"timings": self.timings.record(self.usage, num_samples)} if asked.timings else {}
 
     def _count(self, index: int, output: RequestOutput) -> None:
         self.usage.count(index, output)

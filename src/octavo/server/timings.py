@@ -18,27 +18,25 @@ class Timings:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[RequestMetrics, int]] = {}  # and how many samples each has
+        self._requests: dict[str, RequestMetrics] = {}
 
     def count(self, output: RequestOutput) -> None:
         if output.metrics is not None:
-            _, num_samples = self._requests.get(output.request_id, (None, 0))
-            num_seen = [sample.index + 1 for sample in output.outputs]
-            self._requests[output.request_id] = (output.metrics, max([num_samples, *num_seen]))
+            self._requests[output.request_id] = output.metrics
 
-    def record(self, usage: Usage) -> dict[str, Any]:
+    def record(self, usage: Usage, num_samples: int) -> dict[str, Any]:
         """Seconds, and tokens for each of them: of the prompt as far as it had to be computed, and of the output after
         the first token of each sample; 0 where there were none."""
-        arrival = min(metrics.arrival_time for metrics, _ in self._requests.values())
-        end = max(metrics.finished_time or arrival for metrics, _ in self._requests.values())
-        scheduled = min(metrics.first_scheduled_time or end for metrics, _ in self._requests.values())
-        first_token = min(metrics.first_token_time or end for metrics, _ in self._requests.values())
+        requests = self._requests.values()
+        arrival = min(metrics.arrival_time for metrics in requests)
+        end = max(metrics.finished_time or arrival for metrics in requests)
+        scheduled = min(metrics.first_scheduled_time or end for metrics in requests)
+        first_token = min(metrics.first_token_time or end for metrics in requests)
         # The times come from two processes; a clock that is set back must not give less than nothing.
         queue, prefill, decode = (
             max(0.0, later - earlier)
             for earlier, later in ((arrival, scheduled), (scheduled, first_token), (first_token, end))
         )
-        num_first_tokens = sum(num_samples for _, num_samples in self._requests.values())
         return {
             "queue_seconds": queue,
             "prefill_seconds": prefill,
@@ -46,7 +44,7 @@ class Timings:
             "total_seconds": max(0.0, end - arrival),
             "cached_tokens": usage.cached_tokens,
             "prefill_tokens_per_second": _rate(usage.prompt_tokens - usage.cached_tokens, prefill),
-            "tokens_per_second": _rate(usage.completion_tokens - num_first_tokens, decode),
+            "tokens_per_second": _rate(usage.completion_tokens - num_samples, decode),
         }
 
 
