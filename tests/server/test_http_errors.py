@@ -48,7 +48,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())
-@pytest.mark.parametrize("path", [PATH, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", [PATH, CHAT, "/v1/responses", "/tokenize", "/detokenize", "/abort_requests"])
 async def test_api_6_a_broken_body_is_a_400(server, path, body):
     response = await server.http.post(path, content=body, headers={"content-type": "application/json"})
     assert error_of(response, 400, "BadRequestError")["code"] == "invalid_json"

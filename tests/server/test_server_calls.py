@@ -77,8 +77,16 @@ async def test_a_client_that_leaves_the_queue_takes_its_requests_along(server, s
     server.assert_idle()
 
 
-async def test_a_client_that_leaves_a_stream_ends_its_request(server):
-    client = Client(server.app, "/v1/chat/completions", messages=HELLO, stream=True)
+BODIES = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 200},
+    "/v1/responses": {"input": HELLO},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_client_that_leaves_a_stream_ends_its_request(server, path):
+    client = Client(server.app, path, **BODIES[path], stream=True)
     await until(lambda: len(client.messages) > 4)
     client.hang_up()
     await asyncio.wait_for(client.task, 5)
@@ -152,6 +160,20 @@ async def test_stop_ends_what_is_left_with_an_error(server):
         late = Client(server.app, PATH, prompt="a", stream=stream)
         await asyncio.wait_for(late.task, 5)
         assert (late.messages[0]["status"], json.loads(late.body)["error"]["code"]) == (503, "shutting_down")
+    server.assert_idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_stop_ends_a_stream_in_the_words_of_its_api(server, path):
+    client = Client(server.app, path, **BODIES[path], stream=True)
+    await until(lambda: len(client.messages) > 4)
+    server.front.stop()
+    await asyncio.wait_for(client.task, 5)
+    name, data = client.body.rstrip().rpartition("event: ")[2].split("\ndata: ")
+    last = json.loads(data)
+    assert last["type"] == name
+    error = last["error"] if path == "/v1/messages" else last["response"]["error"]
+    assert error["message"] == "the server is shutting down"
     server.assert_idle()
 
 

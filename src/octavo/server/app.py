@@ -14,29 +14,49 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.errors import OctavoError
-from octavo.server import cache, chat, completions, models, probes, tokenize
+from octavo.server import (
+    abort,
+    anthropic_messages,
+    cache,
+    chat,
+    completions,
+    docs,
+    models,
+    openapi,
+    probes,
+    responses,
+    tokenize,
+)
 from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_error
 from octavo.server.front import Front
 from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId
+from octavo.server.openapi import Handler, Operation
+from octavo.server.protocol import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.protocol_anthropic import CountTokensRequest, MessagesRequest
+from octavo.server.protocol_responses import ResponsesRequest
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
     from octavo.config import ServerConfig
 
-Handler = Callable[[Front, Request], Awaitable[Response]]
-
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("POST", "/v1/completions", completions.create),
-    ("POST", "/v1/chat/completions", chat.create),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/v1/models/{id:path}", models.get_model),
-    ("POST", "/tokenize", tokenize.tokenize),
-    ("POST", "/detokenize", tokenize.detokenize),
-    ("POST", "/reset_prefix_cache", cache.reset),
-    ("GET", "/health", probes.health),
-    ("GET", "/ready", probes.ready),
-    ("GET", "/version", probes.version),
-    ("GET", "/metrics", probes.metrics),
+ROUTES = (
+    Operation("POST", "/v1/completions", completions.create, CompletionRequest),
+    Operation("POST", "/v1/chat/completions", chat.create, ChatRequest),
+    Operation("POST", "/v1/responses", responses.create, ResponsesRequest),
+    Operation("POST", "/v1/messages", anthropic_messages.create, MessagesRequest),
+    Operation("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, CountTokensRequest),
+    Operation("GET", "/v1/models", models.list_models),
+    Operation("GET", "/v1/models/{id:path}", models.get_model),
+    Operation("POST", "/tokenize", tokenize.tokenize, TokenizeRequest),
+    Operation("POST", "/detokenize", tokenize.detokenize, DetokenizeRequest),
+    Operation("POST", "/abort_requests", abort.abort, AbortRequest),
+    Operation("POST", "/reset_prefix_cache", cache.reset, answer=None),
+    Operation("GET", "/health", probes.health, answer=None),
+    Operation("GET", "/ready", probes.ready, answer=None),
+    Operation("GET", "/version", probes.version),
+    Operation("GET", "/metrics", probes.metrics, answer="text/plain"),
+    Operation("GET", "/openapi.json", openapi.document),
+    Operation("GET", "/docs", docs.page, answer="text/html"),
 )
 
 
@@ -44,7 +64,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     """An ASGI application; `app.state.front` is what its handlers share."""
     front = Front(llm, config)
     app = Starlette(
-        routes=[Route(path, _endpoint(handler, front), methods=[method]) for method, path, handler in ROUTES],
+        routes=[Route(each.path, _endpoint(each.handler, front), methods=[each.method]) for each in ROUTES],
         middleware=_middleware(config),
         exception_handlers={
             OctavoError: on_octavo_error,
@@ -54,6 +74,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     )
     app.router.redirect_slashes = False  # a redirected POST loses its body with many clients
     app.state.front = front
+    app.state.operations = ROUTES
     return app
 
 

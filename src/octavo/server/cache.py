@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 async def reset(front: Front, request: Request) -> Response:
-    """At any time: what runs goes on. There is no body, neither asked nor answered."""
+    """Forgets what is cached.
+
+    At any time: what runs goes on. There is no body, neither asked nor answered."""
     await front.llm.reset_prefix_cache()
     return Response()

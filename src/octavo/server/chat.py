@@ -6,7 +6,6 @@ after a chunk that only names the role.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 
 async def create(front: Front, request: Request) -> Response:
+    """Answers a conversation."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(ChatRequest, body, allow_unknown=front.config.allow_unknown_fields)
     model = front.check_model(asked.model)
@@ -75,28 +75,25 @@ class _Answer:
         beams: BeamSearchParams | None,
         scope: Scope,
     ) -> None:
-        self._front = front
         self._asked = asked
-        self._wanted_id = asked.request_id or scope.get("octavo.request_id")
         self._role = front.config.response_role
         self._names = TokenNames(front.llm.tokenizer, as_token_ids=asked.return_tokens_as_token_ids)
         self._call = Call(
             front=front,
             asked=asked,
+            scope=scope,
             model=model,
-            call_id="",
-            created=int(time.time()),
             prompts=[prompt],
             params=params,
             beams=beams,
-            user=asked.user or scope.get("octavo.key_name"),
+            user=asked.user,
         )
         self._choices = [_Choice(asked, self._names, index) for index in range(params.n)]
 
     async def whole(self) -> dict[str, Any]:
         call = self._call
         pieces: dict[int, dict[str, Any]] = {}  # by the choice's index
-        with self._front.call_id("chatcmpl", self._wanted_id) as call.call_id:
+        with call.open("chatcmpl-"):
             async with aclosing(call.outputs()) as outputs:
                 async for _, output in outputs:
                     for sample in output.outputs:
@@ -108,12 +105,13 @@ class _Answer:
                 [pieces[index] for index in sorted(pieces)],
                 seed=output.seed,
                 usage=call.usage.record(),
+                **call.timings_extra(self._asked),
                 **self._prompt_extras(output),
             )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         call, options = self._call, self._asked.stream_options or StreamOptions()
-        with self._front.call_id("chatcmpl", self._wanted_id) as call.call_id:
+        with call.open("chatcmpl-"):
             opened = False
             async with aclosing(call.outputs()) as outputs:
                 async for _, output in outputs:
@@ -127,8 +125,8 @@ class _Answer:
                         piece = self._choices[sample.index].piece("delta", {}, sample)
                         if piece is not None:
                             yield event(self._chunk([piece], **extras))
-            if options.include_usage:
-                yield event(self._chunk([], usage=call.usage.record()))
+            if extras := call.closing_extras(self._asked):
+                yield event(self._chunk([], **extras))
             yield DONE
 
     def _prompt_extras(self, output: RequestOutput) -> dict[str, Any]:

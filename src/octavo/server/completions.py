@@ -5,7 +5,6 @@ Owns the shape of a completion and of its chunks: a whole answer is one piece fo
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from octavo.errors import InvalidRequestError
 from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from octavo.server.beams import beam_search_params
 from octavo.server.body import read_json
 from octavo.server.fields import parse, refuse
 from octavo.server.generation import Call, check_stream, encode, sampling_params
 from octavo.server.logprobs import CompletionLogprobs, Position, TokenNames, prompt_logprobs
-from octavo.server.protocol import CompletionRequest, StreamOptions
+from octavo.server.protocol import PROMPT_FORMS, CompletionRequest, StreamOptions
 from octavo.server.sse import DONE, event, open_stream
 
 if TYPE_CHECKING:
@@ -31,10 +29,9 @@ if TYPE_CHECKING:
 
 MAX_PROMPTS = 2048
 
-_PROMPT_FORMS = "a string, a list of token ids, a list of strings, or a list of lists of token ids"
-
 
 async def create(front: Front, request: Request) -> Response:
+    """Completes prompts, or scores them."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(CompletionRequest, body, allow_unknown=front.config.allow_unknown_fields)
     model = front.check_model(asked.model)
@@ -73,13 +70,11 @@ class _Prompt:
 
 async def _prompts(front: Front, asked: CompletionRequest) -> list[_Prompt]:
     """The prompts in any of the four forms; which ids are valid is the engine's to say."""
-    given = asked.prompt
-    if given is None:
-        raise InvalidRequestError(f"prompt is missing; it must be {_PROMPT_FORMS}", param="prompt")
+    given: Any = asked.prompt
     if isinstance(given, str) or (isinstance(given, list) and given and all(type(each) is int for each in given)):
         given = [given]
     if not isinstance(given, list) or not given:
-        refuse("prompt", given, _PROMPT_FORMS + ", not empty")
+        refuse("prompt", given, PROMPT_FORMS + ", not empty")
     if len(given) > MAX_PROMPTS:
         refuse("prompt", given, f"at most {MAX_PROMPTS} prompts")
     if all(isinstance(each, str) for each in given):
@@ -87,7 +82,7 @@ async def _prompts(front: Front, asked: CompletionRequest) -> list[_Prompt]:
         return list(map(_Prompt, given, token_ids))
     if all(isinstance(each, list) and all(type(token_id) is int for token_id in each) for each in given):
         return [_Prompt(None, each) for each in given]
-    refuse("prompt", given, _PROMPT_FORMS)
+    refuse("prompt", given, PROMPT_FORMS)
 
 
 class _Answer:
@@ -103,19 +98,16 @@ class _Answer:
         beams: BeamSearchParams | None,
         scope: Scope,
     ) -> None:
-        self._front = front
         self._asked = asked
-        self._wanted_id = asked.request_id or scope.get("octavo.request_id")
         self._call = Call(
             front=front,
             asked=asked,
+            scope=scope,
             model=model,
-            call_id="",
-            created=int(time.time()),
             prompts=[prompt.token_ids for prompt in prompts],
             params=params,
             beams=beams,
-            user=asked.user or scope.get("octavo.key_name"),
+            user=asked.user,
         )
         self._choices = [
             _Choice(front, asked, params, prompt, index * params.n + sample)
@@ -127,7 +119,7 @@ class _Answer:
         call = self._call
         pieces: dict[int, dict[str, Any]] = {}  # by the choice's index
         seeds: dict[int, int | None] = {}  # by the prompt's
-        with self._front.call_id("cmpl", self._wanted_id) as call.call_id:
+        with call.open("cmpl-"):
             async with aclosing(call.outputs()) as outputs:
                 async for prompt_index, output in outputs:
                     seeds[prompt_index] = output.seed
@@ -136,11 +128,16 @@ class _Answer:
             if len(seeds) > 1:
                 for index, piece in pieces.items():
                     piece["seed"] = seeds[index // call.params.n]
-            return self._envelope([pieces[index] for index in sorted(pieces)], seed=seeds[0], usage=call.usage.record())
+            return self._envelope(
+                [pieces[index] for index in sorted(pieces)],
+                seed=seeds[0],
+                usage=call.usage.record(),
+                **call.timings_extra(self._asked),
+            )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         call, options = self._call, self._asked.stream_options or StreamOptions()
-        with self._front.call_id("cmpl", self._wanted_id) as call.call_id:
+        with call.open("cmpl-"):
             async with aclosing(call.outputs()) as outputs:
                 async for prompt_index, output in outputs:
                     for choice, piece in self._pieces(prompt_index, output):
@@ -148,8 +145,8 @@ class _Answer:
                         if options.continuous:
                             extras["usage"] = call.usage.record()
                         yield event(self._envelope([piece], **extras))
-            if options.include_usage:
-                yield event(self._envelope([], usage=call.usage.record()))
+            if extras := call.closing_extras(self._asked):
+                yield event(self._envelope([], **extras))
             yield DONE
 
     def _pieces(self, prompt_index: int, output: RequestOutput) -> list[tuple[_Choice, dict[str, Any]]]:

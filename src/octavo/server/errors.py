@@ -1,7 +1,8 @@
-"""Errors as OpenAI shapes them: {"error": {message, type, param, code}}, for every 4xx and 5xx.
+"""Errors as OpenAI shapes them: {"error": {message, type, param, code}}, for every 4xx and 5xx. Anthropic's routes have
+its shape: {"type": "error", "error": {type, message}, request_id}.
 
 Owns the errors that only an HTTP front has, and the two forms in which an error leaves: a response, or the record of
-the last event of a stream. Knows no route.
+the last event of a stream. Of the routes it knows only whose shape they speak.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ _TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    499: "RequestAbortedError",
     503: "ServiceUnavailableError",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
 }
 
 
@@ -53,18 +61,36 @@ class ClientGoneError(OctavoError):
     code = "client_gone"
 
 
-def error_record(message: str, *, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+class AbortedError(OctavoError):
+    """Another call ended this one. The status is none that clients answer with another try."""
+
+    status = 499
+    code = "aborted"
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def error_record(
+    scope: Scope, message: str, *, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     if len(message) > MAX_MESSAGE:
         message = message[:MAX_MESSAGE] + " …"
+    if speaks_anthropic(scope["path"]):
+        kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        error = {"type": kind, "message": message}
+        return {"type": "error", "error": error, "request_id": scope.get("octavo.request_id")}
     kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def record_of(error: Exception) -> dict[str, Any]:
+def record_of(error: Exception, scope: Scope) -> dict[str, Any]:
     """The record of any error. What octavo did not raise on purpose is for the log, not for the client."""
     if isinstance(error, OctavoError):
-        return error_record(error.message, status=error.status, param=error.param, code=error.code)
-    return error_record("an internal error; the server's log has the details", status=500, code="internal_error")
+        return error_record(scope, error.message, status=error.status, param=error.param, code=error.code)
+    message = "an internal error; the server's log has the details"
+    return error_record(scope, message, status=500, code="internal_error")
 
 
 def log_failure(scope: Scope, error: Exception) -> None:
@@ -80,19 +106,19 @@ def log_failure(scope: Scope, error: Exception) -> None:
         logger.debug("request %s: %d %s", request_id, error.status, error.message)
 
 
-def error_response(error: OctavoError) -> Response:
+def error_response(error: OctavoError, scope: Scope) -> Response:
     headers = {}
     if isinstance(error, QueueFullError):
         headers["retry-after"] = str(error.retry_after)
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
-    return _response(record_of(error), error.status, headers)
+    return _response(record_of(error, scope), error.status, headers)
 
 
 async def on_octavo_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OctavoError)
     log_failure(request.scope, error)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -103,13 +129,14 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         405: (f"{request.url.path} does not take {request.method}", "method_not_allowed"),
     }.get(error.status_code, (error.detail, "http_error"))
     headers = dict(error.headers or {})
-    return _response(error_record(message, status=error.status_code, code=code), error.status_code, headers)
+    record = error_record(request.scope, message, status=error.status_code, code=code)
+    return _response(record, error.status_code, headers)
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
     """Starlette answers outside of all middleware here, then raises the error again for uvicorn to log."""
     headers = {"x-request-id": request_id} if (request_id := request.scope.get("octavo.request_id")) else {}
-    return _response(record_of(error), 500, headers)
+    return _response(record_of(error, request.scope), 500, headers)
 
 
 def _response(record: dict[str, Any], status: int, headers: dict[str, str]) -> Response:

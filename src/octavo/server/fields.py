@@ -18,9 +18,10 @@ Check = Callable[[str, Any], Any]  # (field name, value that is not None) -> the
 R = TypeVar("R", bound="Record")
 
 
-def wire(check: Check | type[Record], default: Any = None) -> Any:
-    """A field of a Record that is read from the body; one that is a Record itself is an object there."""
-    return dataclasses.field(default=default, metadata={"check": check})
+def wire(check: Check | type[Record], default: Any = None, *, required: str | None = None) -> Any:
+    """A field of a Record that is read from the body; one that is a Record itself is an object there. A field that must
+    be there says in `required` what it must be."""
+    return dataclasses.field(default=default, metadata={"check": check, "required": required})
 
 
 class Record:
@@ -60,6 +61,9 @@ def parse(record: type[R], body: Mapping[str, Any], *, allow_unknown: bool = Fal
                 )
         elif name not in record.NO_OPS and not allow_unknown:
             _refuse_unknown(name, {*checks, *record.SAMPLING, *record.NO_OPS, *record.LATER}, path)
+    for name, allowed in required_fields(record).items():
+        if name not in values:
+            raise InvalidRequestError(f"{path}{name} is missing; it must be {allowed}", param=path + name)
     if record.SAMPLING:
         values["sampling"] = sampling
     return record(**values)
@@ -68,6 +72,12 @@ def parse(record: type[R], body: Mapping[str, Any], *, allow_unknown: bool = Fal
 def _checks(record: type[Record]) -> dict[str, Check | type[Record]]:
     fields = dataclasses.fields(record)  # type: ignore[arg-type]  # the subclasses are dataclasses
     return {field.name: field.metadata["check"] for field in fields if "check" in field.metadata}
+
+
+def required_fields(record: type[Record]) -> dict[str, str]:
+    """The fields that a body must have, and what they must be."""
+    fields = dataclasses.fields(record)  # type: ignore[arg-type]  # the subclasses are dataclasses
+    return {field.name: field.metadata["required"] for field in fields if field.metadata.get("required")}
 
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
@@ -95,12 +105,30 @@ def short_string(max_length: int) -> Check:
     return check
 
 
+def one_of(*words: str) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if value not in words:
+            refuse(name, value, f"one of {', '.join(map(repr, words))}")
+        return value
+
+    return check
+
+
 def integer(low: int, high: int | None = None) -> Check:
     allowed = f"an integer from {low} on" if high is None else f"an integer in [{low}, {high}]"
 
     def check(name: str, value: Any) -> Any:
         if type(value) is not int or value < low or (high is not None and value > high):
             refuse(name, value, allowed)
+        return value
+
+    return check
+
+
+def number(low: float, high: float) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if type(value) not in (int, float) or not low <= value <= high:  # the body's JSON has no NaN
+            refuse(name, value, f"a number in [{low}, {high}]")
         return value
 
     return check
@@ -133,7 +161,7 @@ def _same(value: Any, idle: Any) -> bool:
 
 
 def _refuse_unknown(name: str, known: Iterable[str], path: str) -> NoReturn:
-    shown = reprlib.repr(path + name)
+    shown = repr(path + name[:100])
     nearest = difflib.get_close_matches(name[:100], sorted(known), n=1)
     hint = f"; did you mean {path + nearest[0]!r}?" if nearest else ""
     raise InvalidRequestError(f"unknown field {shown}{hint}", param=(path + name)[:100], code="unknown_field")

@@ -1,7 +1,7 @@
 """What the handlers share: the engine, the options, and the rules that hold for every call.
 
-Owns model names, admission, the ids of live calls, and the bond between a call and its client. A *call* is one HTTP
-request; it may hold several engine requests. Knows no route and no body.
+Owns model names, admission, the live calls with their ids, and the bond between a call and its client. A *call* is one
+HTTP request; it may hold several engine requests. Knows no route and no body.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import Receive
@@ -25,13 +26,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(slots=True, kw_only=True)
+class LiveCall:
+    """A call that has an id. `key_name` is whose it is, where the server has keys."""
+
+    wanted: str | None  # the id that the client asked for
+    num_prompts: int
+    key_name: str | None
+
+
+def engine_request_ids(call_id: str, num_prompts: int) -> list[str]:
+    """Those of a call: one for each of its prompts."""
+    return [call_id] if num_prompts == 1 else [f"{call_id}-{index}" for index in range(num_prompts)]
+
+
 class Front:
     def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
         self.llm = llm
         self.config = config
         self.model_names = list(config.served_model_name) or [llm.config.model]
         self.started = int(time.time())
-        self._call_ids: set[str] = set()
+        self._calls: dict[str, LiveCall] = {}  # by their ids
         self._work: set[asyncio.Future[Any]] = set()
         self._stopped = False
 
@@ -65,16 +80,27 @@ class Front:
         return stats.num_waiting + max(0, unseen - free)
 
     @contextmanager
-    def call_id(self, prefix: str, wanted: str | None) -> Iterator[str]:
+    def call_id(self, prefix: str, call: LiveCall) -> Iterator[str]:
         """An id that no other live call has: the client's where it gave one that is free."""
-        call_id = f"{prefix}-{wanted}" if wanted else ""
-        if not wanted or call_id in self._call_ids:
-            call_id = f"{prefix}-{uuid.uuid4().hex}"
-        self._call_ids.add(call_id)
+        call_id = f"{prefix}{call.wanted}" if call.wanted else ""
+        if not call.wanted or call_id in self._calls:
+            call_id = f"{prefix}{uuid.uuid4().hex}"
+        self._calls[call_id] = call
         try:
             yield call_id
         finally:
-            self._call_ids.discard(call_id)
+            del self._calls[call_id]
+
+    async def abort(self, request_ids: Collection[str], key_name: str | None) -> list[str]:
+        """End the live calls of that key that have one of these ids: their own, or the one that the client asked for.
+        Returns their own. Ids that nobody has pass."""
+        ended = []
+        for call_id, call in list(self._calls.items()):
+            if call.key_name == key_name and (call_id in request_ids or call.wanted in request_ids):
+                ended.append(call_id)
+                for request_id in engine_request_ids(call_id, call.num_prompts):
+                    await self.llm.abort(request_id)
+        return ended
 
     async def attend(self, work: Awaitable[T], receive: Receive) -> T:
         """The result of `work`, which is cancelled as soon as the client goes away or the server stops.

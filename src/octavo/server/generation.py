@@ -1,23 +1,25 @@
-"""What completions and chat share: from a parsed body to SamplingParams, and from a call to its outputs and usage.
+"""What all routes that generate share: from a parsed body to SamplingParams, and from a call to its outputs and counts.
 
 Owns the defaults under a request's own fields, the merge of several prompts into one stream of outputs, and the usage
-record. Knows neither the shape of a choice nor HTTP.
+record. Knows neither the shape of an answer nor HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
 from octavo.request import BeamSearchParams, RequestOutput, SamplingParams
-from octavo.server.protocol import GenerationFields
-
-if TYPE_CHECKING:
-    from octavo.server.front import Front
+from octavo.server.front import Front, LiveCall, engine_request_ids
+from octavo.server.protocol import CallFields, GenerationFields
+from octavo.server.timings import Timings
 
 LONG_TEXT = 16 * 1024  # characters: from here on, tokenising takes milliseconds and leaves the event loop
 
@@ -33,10 +35,22 @@ async def encode(front: Front, texts: list[str], *, add_special_tokens: bool) ->
     return await asyncio.to_thread(encode_all)
 
 
-def sampling_params(front: Front, asked: GenerationFields, **decided: Any) -> SamplingParams:
+def sampling_params(front: Front, asked: CallFields, **decided: Any) -> SamplingParams:
     """The server's defaults, under the request's own fields, under what its route decided."""
     kind = "delta" if asked.stream else "final_only"
     return SamplingParams(**{**front.llm.default_sampling_params, **asked.sampling, **decided, "output_kind": kind})
+
+
+@contextmanager
+def renamed(**names: str) -> Iterator[None]:
+    """Complaints about the fields of SamplingParams `names` are about the fields that a route has for them."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param in names:
+            error.message = error.message.replace(error.param, names[error.param], 1)
+            error.param = names[error.param]
+        raise
 
 
 def check_stream(asked: GenerationFields) -> None:
@@ -56,22 +70,35 @@ class Call:
     """One body on its way through the engine: a request for each prompt, all with the same params."""
 
     front: Front
-    asked: GenerationFields
+    asked: CallFields
+    scope: Scope
     model: str
-    call_id: str
-    created: int  # seconds since the epoch
     prompts: list[list[int]]
     params: SamplingParams
-    beams: BeamSearchParams | None  # a search instead of samples
-    user: str | None  # whom a fair share counts it to
+    beams: BeamSearchParams | None = None  # a search instead of samples
+    user: str | None = None  # whom a fair share counts it to; None: to the key's holder
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
+    call_id: str = ""  # while it is open
     usage: Usage = field(default_factory=lambda: Usage())
+    timings: Timings = field(default_factory=Timings)
+
+    @contextmanager
+    def open(self, prefix: str) -> Iterator[None]:
+        """While it is open it has an id, under which others can abort it."""
+        live = LiveCall(
+            wanted=self.asked.request_id or self.scope.get("octavo.request_id"),
+            num_prompts=len(self.prompts),
+            key_name=self.scope.get("octavo.key_name"),
+        )
+        with self.front.call_id(prefix, live) as self.call_id:
+            yield
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(index of the prompt, output), as they come. Closing the generator aborts all that still runs."""
         if len(self.prompts) == 1:
             async with aclosing(self._request(0)) as outputs:
                 async for output in outputs:
-                    self.usage.count(0, output)
+                    self._count(0, output)
                     yield 0, output
             return
         queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
@@ -85,12 +112,28 @@ class Call:
                 if item is None:
                     num_running -= 1
                     continue
-                self.usage.count(index, item)
+                self._count(index, item)
                 yield index, item
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def closing_extras(self, asked: GenerationFields) -> dict[str, Any]:
+        """What a stream's last chunk, which has no choices, is to tell; none is sent where that is nothing."""
+        extras: dict[str, Any] = {}
+        if asked.stream_options is not None and asked.stream_options.include_usage:
+            extras["usage"] = self.usage.record()
+        return extras | self.timings_extra(asked)
+
+    def timings_extra(self, asked: GenerationFields) -> dict[str, Any]:
+        """`timings`, for those who asked."""
+        num_samples = len(self.prompts) * self.params.n
+        return {"timings": self.timings.record(self.usage, num_samples)} if asked.timings else {}
+
+    def _count(self, index: int, output: RequestOutput) -> None:
+        self.usage.count(index, output)
+        self.timings.count(output)
 
     async def _pump(self, index: int, queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]]) -> None:
         try:
@@ -104,11 +147,11 @@ class Call:
 
     def _request(self, index: int) -> AsyncGenerator[RequestOutput, None]:
         llm, prompt, params = self.front.llm, self.prompts[index], self.params
-        request_id = self.call_id if len(self.prompts) == 1 else f"{self.call_id}-{index}"
+        request_id = engine_request_ids(self.call_id, len(self.prompts))[index]
         asked: dict[str, Any] = {
             "priority": self.asked.priority,
             "cache_salt": self.asked.cache_salt,
-            "user": self.user,
+            "user": self.user or self.scope.get("octavo.key_name"),
         }
         if self.beams is None:
             return llm.generate(prompt, params, request_id, **asked)
@@ -123,19 +166,27 @@ class Usage:
     def __init__(self) -> None:
         self._prompt_tokens: dict[int, int] = {}  # by prompt
         self._cached_tokens: dict[int, int] = {}
-        self._completion_tokens = 0
+        self.completion_tokens = 0
 
     def count(self, prompt_index: int, output: RequestOutput) -> None:
         self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
         if output.num_cached_tokens is not None:
             self._cached_tokens[prompt_index] = output.num_cached_tokens
-        self._completion_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+        self.completion_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self._prompt_tokens.values())
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached_tokens.values())
 
     def record(self) -> dict[str, Any]:
-        prompt_tokens = sum(self._prompt_tokens.values())
+        """OpenAI's, of completions and chat."""
         return {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens.values())},
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }

@@ -1,13 +1,13 @@
-"""From chat messages to a prompt's token ids, for chat and for /tokenize. Knows no engine."""
+"""From chat messages to a prompt's token ids, for all routes that take a conversation. Knows no engine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import InvalidRequestError
 from octavo.server.fields import refuse
 from octavo.server.generation import encode
 from octavo.server.protocol import TemplateFields
+from octavo.server.protocol_responses import ResponsesRequest
 from octavo.text.chat_template import require_chat_template, template_variables
 
 if TYPE_CHECKING:
@@ -19,20 +19,27 @@ async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens
 
     Raises ChatTemplateError where there is no template, or where it refuses the messages.
     """
-    if not asked.messages:
-        raise InvalidRequestError("messages is missing; it must be a list of at least one message", param="messages")
     check_tools(asked)
-    text = require_chat_template(front.llm.chat_template).render(
-        asked.messages,
+    return await template_prompt(
+        front,
+        asked.messages or [],
+        add_special_tokens=add_special_tokens,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         **_template_variables(asked),
     )
+
+
+async def template_prompt(
+    front: Front, messages: list[dict[str, Any]], *, add_special_tokens: bool = False, **variables: Any
+) -> list[int]:
+    """The same for messages in OpenAI's shape and the arguments of `ChatTemplate.render`."""
+    text = require_chat_template(front.llm.chat_template).render(messages, **variables)
     (token_ids,) = await encode(front, [text], add_special_tokens=add_special_tokens)
     return token_ids
 
 
-def check_tools(asked: TemplateFields) -> None:
+def check_tools(asked: TemplateFields | ResponsesRequest) -> None:
     """Until octavo can call tools, only a call that asks for none passes."""
     choice = asked.tool_choice
     if choice not in (None, "none", "auto"):

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.errors import InvalidRequestError
-from octavo.server.errors import AuthenticationError, error_response
+from octavo.server.errors import AuthenticationError, error_response, speaks_anthropic
 from octavo.server.protocol import MAX_ID_LENGTH
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
@@ -31,7 +31,8 @@ class RequestId:
         request_id = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
         if len(request_id) > MAX_ID_LENGTH:
             message = f"X-Request-Id is {len(request_id)} characters long; it must be at most {MAX_ID_LENGTH}"
-            await error_response(InvalidRequestError(message, param="X-Request-Id"))(scope, receive, send)
+            error = InvalidRequestError(message, param="X-Request-Id")
+            await error_response(error, scope)(scope, receive, send)
             return
         scope["octavo.request_id"] = request_id
 
@@ -44,8 +45,9 @@ class RequestId:
 
 
 class ApiKey:
-    """Lets pass who sends `Authorization: Bearer KEY` with one of the keys. A name for the key stands in
-    `scope["octavo.key_name"]`: the same for as long as the server runs, and nobody can tell the key from it."""
+    """Lets pass who sends `Authorization: Bearer KEY` with one of the keys; on Anthropic's routes, `x-api-key: KEY` as
+    well. A name for the key stands in `scope["octavo.key_name"]`: the same for as long as the server runs, and nobody
+    can tell the key from it."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], open_routes: frozenset[str]) -> None:
         self.app = app
@@ -61,12 +63,22 @@ class ApiKey:
             scope["octavo.key_name"] = name
             await self.app(scope, receive, send)
         else:
-            error = AuthenticationError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
-            await error_response(error)(scope, receive, send)
+            or_so = " or 'x-api-key: KEY'" if speaks_anthropic(scope["path"]) else ""
+            allowed = f"'Authorization: Bearer KEY'{or_so}"
+            error = AuthenticationError(f"the API key is missing or wrong; send it as {allowed}")
+            await error_response(error, scope)(scope, receive, send)
 
     def _key_name(self, scope: Scope) -> str | None:
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        sent = given.strip().encode("latin-1")
+        headers = Headers(scope=scope)
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        sent = [given] if scheme.lower() == "bearer" else []
+        if speaks_anthropic(scope["path"]):
+            sent.append(headers.get("x-api-key", ""))
         # Every key is compared, each in constant time: neither place nor content of a mismatch shows in the time.
-        matches = [name for key, name in self._names.items() if hmac.compare_digest(sent, key)]
-        return matches[0] if matches and scheme.lower() == "bearer" else None
+        matches = [
+            name
+            for each in sent
+            for key, name in self._names.items()
+            if hmac.compare_digest(each.strip().encode("latin-1"), key)
+        ]
+        return matches[0] if matches else None

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 
 async def list_models(front: Front, request: Request) -> Response:
+    """The names that the model answers to."""
     models = [_record(front, name) for name in front.model_names]
     return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
 
 
 async def get_model(front: Front, request: Request) -> Response:
+    """The model under one of its names."""
     name = front.check_model(request.path_params["id"])
     return Response(msgspec.json.encode(_record(front, name)), media_type="application/json")
 

@@ -32,8 +32,10 @@ async def ready(front: Front, request: Request) -> Response:
 
 
 async def version(front: Front, request: Request) -> Response:
+    """octavo's version."""
     return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
 
 
 async def metrics(front: Front, request: Request) -> Response:
+    """Figures for Prometheus."""
     return Response(front.llm.metrics.render(), headers={"content-type": _METRICS_TYPE})

@@ -2,7 +2,7 @@
 
 A field stands in one of four places: as a dataclass field (read by the route), in SAMPLING (passed on to
 SamplingParams, which checks it), in NO_OPS (accepted, no meaning here), in LATER (refused unless its value asks
-nothing). All else is unknown.
+nothing). All else is unknown. Anthropic's routes and the Responses API have files of their own.
 """
 
 from __future__ import annotations
@@ -11,9 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from octavo.server.fields import Record, anything, boolean, integer, list_of, mapping, short_string, string, wire
+from octavo.server.fields import (
+    Record,
+    anything,
+    boolean,
+    integer,
+    list_of,
+    mapping,
+    short_string,
+    string,
+    wire,
+)
 
 MAX_ID_LENGTH = 128  # characters
+MAX_COUNT = 2**31 - 1  # of tokens: SamplingParams' limit
+PROMPT_FORMS = "a string, a list of token ids, a list of strings, or a list of lists of token ids"
+MESSAGES = "message objects"
+A_MESSAGE = "a list of at least one message"
 
 _SAMPLING = frozenset(
     {
@@ -41,7 +55,7 @@ _SAMPLING = frozenset(
     }
 )
 
-_NO_OPS = frozenset(
+COMMON_NO_OPS = frozenset(
     {
         "metadata",
         "store",
@@ -52,8 +66,7 @@ _NO_OPS = frozenset(
     }
 )
 
-_LATER: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
+COMMON_LATER: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "truncation_side": ("left",),
     "logprob_token_ids": ([],),
@@ -70,6 +83,9 @@ _LATER: Mapping[str, tuple[Any, ...]] = {
     "mm_payload": (),
 }
 
+# Of the sampling fields, those that mean something where there is one answer and one field of its own for ends.
+ANSWER_SAMPLING = _SAMPLING - {"n", "stop", "prompt_logprobs"}
+
 
 @dataclass(kw_only=True)
 class StreamOptions(Record):
@@ -85,15 +101,23 @@ class StreamOptions(Record):
 
 
 @dataclass(kw_only=True)
-class GenerationFields(Record):
-    """What completions and chat have in common."""
+class CallFields(Record):
+    """What all routes that generate have in common."""
 
     model: str | None = wire(string)
     stream: bool = wire(boolean, False)
-    stream_options: StreamOptions | None = wire(StreamOptions)
     request_id: str | None = wire(short_string(MAX_ID_LENGTH))
     priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
     cache_salt: str | None = wire(string)
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class GenerationFields(CallFields):
+    """What completions and chat have in common. `timings` is octavo's own: how long the phases of the call took."""
+
+    stream_options: StreamOptions | None = wire(StreamOptions)
+    timings: bool = wire(boolean, False)
     user: str | None = wire(string)
     return_token_ids: bool = wire(boolean, False)
     return_tokens_as_token_ids: bool = wire(boolean, False)
@@ -101,7 +125,6 @@ class GenerationFields(Record):
     beam_width: int | None = wire(anything)  # this and the next two: BeamSearchParams checks them
     length_penalty: float | None = wire(anything)
     early_stopping: bool | str | None = wire(anything)
-    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -109,10 +132,15 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions. `logprobs` counts the alternatives, as in SamplingParams."""
 
     SAMPLING: ClassVar[frozenset[str]] = _SAMPLING | {"max_tokens", "logprobs"}
-    NO_OPS: ClassVar[frozenset[str]] = _NO_OPS
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_LATER, "suffix": ("",), "prompt_embeds": ()}
+    NO_OPS: ClassVar[frozenset[str]] = COMMON_NO_OPS
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **COMMON_LATER,
+        "response_format": ({"type": "text"},),
+        "suffix": ("",),
+        "prompt_embeds": (),
+    }
 
-    prompt: Any = wire(anything)
+    prompt: str | list[int] | list[str] | list[list[int]] = wire(anything, required=PROMPT_FORMS)
     echo: bool = wire(boolean, False)
     best_of: int | None = wire(integer(1))
     add_special_tokens: bool = wire(boolean, True)
@@ -122,7 +150,7 @@ class CompletionRequest(GenerationFields):
 class TemplateFields(Record):
     """How messages become a prompt: of chat, and of /tokenize."""
 
-    messages: list[dict[str, Any]] | None = wire(list_of(dict, "message objects", min_length=1))
+    messages: list[dict[str, Any]] | None = wire(list_of(dict, MESSAGES, min_length=1))
     add_generation_prompt: bool = wire(boolean, True)
     continue_final_message: bool = wire(boolean, False)
     chat_template_kwargs: dict[str, Any] | None = wire(mapping)
@@ -137,9 +165,10 @@ class ChatRequest(TemplateFields, GenerationFields):
     """POST /v1/chat/completions. `logprobs` says whether, `top_logprobs` how many alternatives."""
 
     SAMPLING: ClassVar[frozenset[str]] = _SAMPLING
-    NO_OPS: ClassVar[frozenset[str]] = _NO_OPS | {"parallel_tool_calls", "verbosity", "include_reasoning"}
+    NO_OPS: ClassVar[frozenset[str]] = COMMON_NO_OPS | {"parallel_tool_calls", "verbosity", "include_reasoning"}
     LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_LATER,
+        **COMMON_LATER,
+        "response_format": ({"type": "text"},),
         "echo": (False,),
         "chat_template": (),
         "functions": ([],),
@@ -153,8 +182,9 @@ class ChatRequest(TemplateFields, GenerationFields):
         "return_prompt_text": (False,),
     }
 
-    max_tokens: int | None = wire(integer(1))
-    max_completion_tokens: int | None = wire(integer(1))
+    messages: list[dict[str, Any]] | None = wire(list_of(dict, MESSAGES, min_length=1), required=A_MESSAGE)
+    max_tokens: int | None = wire(integer(1, MAX_COUNT))
+    max_completion_tokens: int | None = wire(integer(1, MAX_COUNT))
     logprobs: bool = wire(boolean, False)
     top_logprobs: int | None = wire(integer(0))
     add_special_tokens: bool = wire(boolean, False)
@@ -179,4 +209,11 @@ class TokenizeRequest(TemplateFields):
 @dataclass(kw_only=True)
 class DetokenizeRequest(Record):
     model: str | None = wire(string)
-    tokens: list[int] | None = wire(list_of(int, "token ids"))
+    tokens: list[int] = wire(list_of(int, "token ids"), required="a list of token ids")
+
+
+@dataclass(kw_only=True)
+class AbortRequest(Record):
+    """POST /abort_requests. An id is that of an answer, or the one that its call asked for."""
+
+    request_ids: list[str] = wire(list_of(str, "request ids"), required="a list of request ids")

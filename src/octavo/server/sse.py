@@ -5,7 +5,7 @@ WHATWG HTML Living Standard, section "Server-sent events". Knows nothing of what
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +25,33 @@ DONE = b"data: [DONE]\n\n"
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-def event(record: dict[str, Any]) -> bytes:
+Failure = Callable[[Exception], bytes]  # the event that tells of an error
+
+
+def event(record: dict[str, Any], name: str | None = None) -> bytes:
     data = msgspec.json.encode(record)
     for raw, escaped in _LINE_ENDS:
         data = data.replace(raw, escaped)
-    return b"data: " + data + b"\n\n"
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + data + b"\n\n"
 
 
 class EventStream(Response):
     """200 with the events of a generator, of which the first is already there: whatever went wrong before it had a
-    status line of its own. A later failure is one last event with an error object.
+    status line of its own. A later failure is one last event with an error object: of OpenAI's shape, unless `failure`
+    makes another.
     """
 
     media_type = "text/event-stream"
     charset = "utf-8"
 
-    def __init__(self, front: Front, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, front: Front, first: bytes, rest: AsyncGenerator[bytes, None], failure: Failure | None = None
+    ) -> None:
         self.front = front
         self.first = first
         self.rest = rest
+        self.failure = failure
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -57,7 +65,7 @@ class EventStream(Response):
             log_failure(scope, error)
             if isinstance(error, ClientGoneError):
                 return
-            last = event(record_of(error))
+            last = event(record_of(error, scope)) if self.failure is None else self.failure(error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_events(self, send: Send) -> None:
@@ -67,11 +75,13 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def open_stream(front: Front, events: AsyncGenerator[bytes, None], receive: Receive) -> Response:
+async def open_stream(
+    front: Front, events: AsyncGenerator[bytes, None], receive: Receive, failure: Failure | None = None
+) -> Response:
     """The response of a stream, once its first event exists."""
     try:
         first = await front.attend(anext(events), receive)
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(front, first, events)
+    return EventStream(front, first, events, failure)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 async def tokenize(front: Front, request: Request) -> Response:
+    """The token ids of a prompt or of messages."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(TokenizeRequest, body, allow_unknown=front.config.allow_unknown_fields)
     front.check_model(asked.model)
@@ -41,11 +42,10 @@ async def tokenize(front: Front, request: Request) -> Response:
 
 
 async def detokenize(front: Front, request: Request) -> Response:
+    """The text of token ids."""
     body = await read_json(request, front.config.max_body_bytes)
     asked = parse(DetokenizeRequest, body, allow_unknown=front.config.allow_unknown_fields)
     front.check_model(asked.model)
-    if asked.tokens is None:
-        raise InvalidRequestError("tokens is missing; it must be a list of token ids", param="tokens")
     high = front.llm.tokenizer.vocab_size
     for token_id in asked.tokens:
         if not 0 <= token_id < high:

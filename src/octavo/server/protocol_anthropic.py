@@ -1,0 +1,102 @@
+"""The bodies of Anthropic's routes, in the manner of protocol.py: every field of its Messages API, and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from octavo.server.fields import (
+    Record,
+    anything,
+    integer,
+    list_of,
+    mapping,
+    number,
+    one_of,
+    string,
+    wire,
+)
+from octavo.server.protocol import A_MESSAGE, ANSWER_SAMPLING, COMMON_LATER, MAX_COUNT, MESSAGES, CallFields
+
+
+@dataclass(kw_only=True)
+class AnthropicMetadata(Record):
+    user_id: str | None = wire(string)
+
+
+@dataclass(kw_only=True)
+class AnthropicMessage(Record):
+    role: str = wire(one_of("user", "assistant", "system"), required="'user', 'assistant' or 'system'")
+    content: str | list[dict[str, Any]] = wire(anything, required="a string or a list of content blocks")
+
+
+@dataclass(kw_only=True)
+class AnthropicText(Record):
+    """A content block of type text."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"cache_control", "citations"})
+
+    type: str = wire(string)
+    text: str = wire(string, required="a string")
+
+
+@dataclass(kw_only=True)
+class ConversationFields(Record):
+    """How Anthropic's messages become a prompt. The lists in it are read by anthropic_messages.py."""
+
+    messages: list[dict[str, Any]] = wire(list_of(dict, MESSAGES, min_length=1), required=A_MESSAGE)
+    system: str | list[dict[str, Any]] | None = wire(anything)
+    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tool_choice: dict[str, Any] | None = wire(mapping)
+    chat_template_kwargs: dict[str, Any] | None = wire(mapping)
+
+
+_ANTHROPIC_NO_OPS = frozenset(
+    {
+        "cache_control",  # what can be shared is shared anyway
+        "service_tier",
+        "inference_geo",
+        "user_profile_id",
+        "workspace_id",
+        "billing_policy",
+    }
+)
+_ANTHROPIC_LATER: Mapping[str, tuple[Any, ...]] = {
+    "thinking": ({"type": "disabled"},),
+    "output_config": ({},),
+    "output_format": (),
+    "mcp_servers": ([],),
+    "context_management": ({},),
+    "container": (),
+    "diagnostics": (),
+    "compaction": (),
+    "fallbacks": ([],),
+    "fallback_credit_token": (),
+    "thread": (),
+    "speed": ("standard",),
+}
+
+
+@dataclass(kw_only=True)
+class MessagesRequest(ConversationFields, CallFields):
+    """POST /v1/messages, of Anthropic's API, with vLLM's sampling fields."""
+
+    SAMPLING: ClassVar[frozenset[str]] = ANSWER_SAMPLING - {"temperature"}
+    NO_OPS: ClassVar[frozenset[str]] = _ANTHROPIC_NO_OPS
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {**COMMON_LATER, **_ANTHROPIC_LATER}
+
+    max_tokens: int = wire(integer(1, MAX_COUNT), required="an integer from 1 on")
+    stop_sequences: list[str] | None = wire(list_of(str, "strings"))
+    temperature: float | None = wire(number(0, 1))
+    metadata: AnthropicMetadata | None = wire(AnthropicMetadata)
+
+
+@dataclass(kw_only=True)
+class CountTokensRequest(ConversationFields):
+    """POST /v1/messages/count_tokens, of Anthropic's API."""
+
+    NO_OPS: ClassVar[frozenset[str]] = _ANTHROPIC_NO_OPS
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = _ANTHROPIC_LATER
+
+    model: str | None = wire(string)

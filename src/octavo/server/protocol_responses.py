@@ -1,0 +1,108 @@
+"""The body of /v1/responses, in the manner of protocol.py: every field of OpenAI's Responses API, and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from octavo.server.fields import (
+    Record,
+    anything,
+    integer,
+    list_of,
+    mapping,
+    one_of,
+    string,
+    wire,
+)
+from octavo.server.protocol import ANSWER_SAMPLING, COMMON_LATER, COMMON_NO_OPS, MAX_COUNT, CallFields
+
+
+@dataclass(kw_only=True)
+class InputMessage(Record):
+    """An item of type message."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase"})  # of an answer that comes back
+
+    type: str | None = wire(string)
+    role: str = wire(
+        one_of("user", "assistant", "system", "developer"), required="'user', 'assistant', 'system' or 'developer'"
+    )
+    content: str | list[dict[str, Any]] | None = wire(anything)
+
+
+@dataclass(kw_only=True)
+class InputText(Record):
+    """A content part of type input_text or output_text."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+
+    type: str = wire(string)
+    text: str = wire(string, required="a string")
+
+
+@dataclass(kw_only=True)
+class InputRefusal(Record):
+    type: str = wire(string)
+    refusal: str = wire(string, required="a string")
+
+
+@dataclass(kw_only=True)
+class ReasoningOptions(Record):
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "effort": ("none",),
+        "summary": (),
+        "generate_summary": (),
+    }
+
+
+@dataclass(kw_only=True)
+class TextOptions(Record):
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"verbosity"})
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": ({"type": "text"},)}
+
+
+@dataclass(kw_only=True)
+class ResponsesStreamOptions(Record):
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
+
+
+@dataclass(kw_only=True)
+class ResponsesRequest(CallFields):
+    """POST /v1/responses, of OpenAI's API, with vLLM's sampling fields. Nothing is stored."""
+
+    SAMPLING: ClassVar[frozenset[str]] = ANSWER_SAMPLING | {"stop"}
+    NO_OPS: ClassVar[frozenset[str]] = (COMMON_NO_OPS - {"store", "metadata"}) | {
+        "parallel_tool_calls",
+        "max_tool_calls",
+        "prompt_cache_options",
+    }
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **COMMON_LATER,
+        "store": (False,),
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "background_options": ({},),
+        "include": ([], ["reasoning.encrypted_content"]),  # there is no reasoning to encrypt
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+        "prompt": (),
+        "context_management": ([],),
+        "moderation": (),
+        "image": (),
+        "access_programs": (),
+    }
+
+    input: str | list[dict[str, Any]] = wire(anything, required="a string, or a list of items")
+    instructions: str | None = wire(string)
+    max_output_tokens: int | None = wire(integer(1, MAX_COUNT))
+    metadata: dict[str, Any] | None = wire(mapping)
+    user: str | None = wire(string)
+    stream_options: ResponsesStreamOptions | None = wire(ResponsesStreamOptions)
+    reasoning: ReasoningOptions | None = wire(ReasoningOptions)
+    text: TextOptions | None = wire(TextOptions)
+    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tool_choice: str | dict[str, Any] | None = wire(anything)
+    chat_template_kwargs: dict[str, Any] | None = wire(mapping)

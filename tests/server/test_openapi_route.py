@@ -1,0 +1,102 @@
+"""GET /openapi.json and /docs: every route and every field is in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from octavo import __version__
+from octavo.server import protocol, protocol_anthropic, protocol_responses
+from octavo.server.app import ROUTES
+from octavo.server.openapi import describe
+
+DESCRIPTION = describe(ROUTES)
+SCHEMAS = DESCRIPTION["components"]["schemas"]
+
+
+def test_every_route_is_described():
+    described = {(method, path) for path, methods in DESCRIPTION["paths"].items() for method in methods}
+    assert described == {(each.method.lower(), each.path.replace(":path", "")) for each in ROUTES}
+    operations = [operation for methods in DESCRIPTION["paths"].values() for operation in methods.values()]
+    assert all(operation["summary"].endswith(".") for operation in operations)
+
+
+def test_every_body_is_described_with_all_its_fields():
+    bodies = {each.body for each in ROUTES if each.method == "POST" and each.body is not None}
+    named = {**vars(protocol), **vars(protocol_anthropic), **vars(protocol_responses)}
+    records = {value for name, value in named.items() if name.endswith("Request")}
+    assert bodies == records
+    for record in records:
+        schema = SCHEMAS[record.__name__]
+        wired = {field.name for field in dataclasses.fields(record) if "check" in field.metadata}
+        assert set(schema["properties"]) == wired | record.SAMPLING | record.NO_OPS | set(record.LATER)
+        assert schema["additionalProperties"] is False
+
+
+def test_fields_have_their_types():
+    schema = SCHEMAS["ChatRequest"]
+    properties = schema["properties"]
+    assert schema["required"] == ["messages"]
+    assert properties["stream"] == {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": False}
+    assert properties["temperature"] == {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    assert properties["stream_options"]["anyOf"][0] == {"$ref": "#/components/schemas/StreamOptions"}
+    assert properties["response_format"]["enum"] == [None, {"type": "text"}]
+    text_or_ids = SCHEMAS["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    assert {"type": "string"} in text_or_ids and {"type": "array", "items": {"type": "integer"}} in text_or_ids
+
+
+def test_every_reference_leads_somewhere():
+    names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(DESCRIPTION)))
+    assert names == set(SCHEMAS)
+
+
+async def test_the_description_is_served_and_guarded(serve, server):
+    description = (await server.http.get("/openapi.json")).json()
+    assert description == json.loads(json.dumps(DESCRIPTION)) and description["info"]["version"] == __version__
+    guarded = await serve(api_key=["k"])
+    assert (await guarded.http.get("/openapi.json")).status_code == 401
+    headers = {"authorization": "Bearer k"}
+    assert (await guarded.http.get("/openapi.json", headers=headers)).json()["security"] == [{"key": []}]
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS["CompletionRequest"]["properties"]))
+async def test_a_default_and_null_may_be_sent(server, name):
+    """What the description allows for every field is allowed."""
+    schema = SCHEMAS["CompletionRequest"]["properties"][name]
+    values: list[Any] = [None] if name not in SCHEMAS["CompletionRequest"]["required"] else []
+    values += [schema["default"]] if "default" in schema else []
+    for value in values:
+        response = await server.post("/v1/completions", **{"prompt": "a", "max_tokens": 1, name: value})
+        assert response.status_code == 200, response.text
+
+
+class _Page(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+async def test_the_page_shows_all_routes_and_asks_nobody_else(server):
+    response = await server.http.get("/docs")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["content-security-policy"].startswith("default-src 'none'")
+    page = _Page(response.text)
+    assert page.open == [] and page.links == ["openapi.json"] and "<script" not in response.text
+    for each in ROUTES:
+        assert f"{each.method} {each.path.replace(':path', '')}</code>" in response.text
+    assert "<code>stream_options.include_usage</code>" in response.text
