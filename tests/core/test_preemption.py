@@ -130,3 +130,10 @@ def test_aborted_while_swapped_out():
     assert engine.scheduler.kv.swap.num_free == 9
     finish(engine, answers)
     assert answers["a"] == expected["a"] and answers["b"].finish_reason is FinishReason.ABORT
+
+
+def test_auto_measures_swapping_again_now_and_then():
+    auto = Auto()
+    auto.seconds_per_token, auto.seconds_per_block = 0.001, 1.0
+    choices = [auto.swaps(num_tokens=100, num_blocks=7) for _ in range(2 * 51)]
+    assert [i for i, swaps in enumerate(choices) if swaps] == [50, 101]

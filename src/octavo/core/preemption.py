@@ -11,6 +11,7 @@ from octavo.core.plan import RestoreBlock, SaveBlock, StepPlan, StepResult
 from octavo.errors import ConfigError
 
 _WEIGHT = 0.2  # of the newest measurement in a running mean
+_MAX_RECOMPUTES = 50  # in a row, before swapping is measured again: its first time also paid for new memory
 _FEW_TOKENS = 16  # a step of fewer tokens reads weights more than it computes: its time says nothing of a prompt's
 
 
@@ -36,13 +37,20 @@ class Swap(Recompute):
 
 
 class Auto:
-    """Whichever took less time so far. Swapping goes first: what it costs is known after the first time."""
+    """Whichever took less time so far. What swapping costs is known only after it was done: it goes first, and has
+    another try now and then."""
 
     def __init__(self) -> None:
         self.seconds_per_token: float | None = None  # of a prompt
         self.seconds_per_block: float | None = None  # one way
+        self._num_recomputes = 0  # since the last swap
 
     def swaps(self, num_tokens: int, num_blocks: int) -> bool:
+        swaps = self._is_cheaper(num_tokens, num_blocks) or self._num_recomputes == _MAX_RECOMPUTES
+        self._num_recomputes = 0 if swaps else self._num_recomputes + 1
+        return swaps
+
+    def _is_cheaper(self, num_tokens: int, num_blocks: int) -> bool:
         if self.seconds_per_block is None or self.seconds_per_token is None:
             return True
         return 2 * num_blocks * self.seconds_per_block < num_tokens * self.seconds_per_token
