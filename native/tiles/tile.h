@@ -1,9 +1,10 @@
 // The multiply tiles: R rows of activations times vectors of 16 outputs, each output summed over k in ascending order
 // by one accumulator, whatever R is. linear and attention are both made of them.
 //
-// A tile type brings Weight and Operand (what the two sides are made of), kStep (k per step), load, multiply_add and
-// store_operands. Operands lie in blocks of 16 steps, [block][row][16], so that one address register and constant
-// offsets reach all rows, and packing them is a straight conversion.
+// A tile type brings Weight and Operand (what the two sides are made of), kStep (k per step), load, multiply_add,
+// store_operands (of a vector) and store_block (of a row's part of a block). Operands lie in blocks of 16 steps,
+// [block][row][16], so that one address register and constant offsets reach all rows, and packing them is a straight
+// conversion.
 #pragma once
 
 #include "octavo/matrix.h"
@@ -29,6 +30,7 @@ struct Float32Tile {
   static Weights load(const Weight* w) { return Vec::load(w); }
   static Vec multiply_add(Vec acc, Weights w, const Operand* a) { return fma(w, Vec::set1(*a), acc); }
   static void store_operands(Operand* out, Vec x) { x.store(out); }
+  static void store_block(Operand* out, const Vec (&x)[kStep]) { x[0].store(out); }
 };
 
 struct BFloat16Tile {
@@ -40,6 +42,7 @@ struct BFloat16Tile {
   static Weights load(const Weight* w) { return Pairs::load(w); }
   static Vec multiply_add(Vec acc, Weights w, const Operand* a) { return dot(acc, w, a); }
   static void store_operands(Operand* out, Vec x) { store_pairs(out, x); }
+  static void store_block(Operand* out, const Vec (&x)[kStep]) { store_pairs(out, x[0], x[1]); }
 };
 
 // Operands in `rows` rows of `columns` floats, with their blocks padded to the full 16 steps.
