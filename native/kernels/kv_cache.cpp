@@ -1,5 +1,6 @@
 // Writes rows of keys and values into the tiles of the paged cache. Owns the layouts that attention.h describes.
 #include <cstring>
+#include <stdexcept>
 
 #include "octavo/attention.h"
 #include "octavo/memory.h"
@@ -11,6 +12,7 @@ constexpr int64_t kTileTokens = KVCache::kTileTokens;
 
 KVCache::KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim, DType dtype)
     : block_size_(block_size), num_kv_heads_(num_kv_heads), head_dim_(head_dim), dtype_(dtype) {
+  if (dtype == DType::kInt16) throw std::invalid_argument("a cache keeps float32, bfloat16 or int8");
   const int64_t element = dtype == DType::kFloat32 ? 4 : dtype == DType::kBFloat16 ? 2 : 1;
   const int64_t scales = dtype == DType::kInt8 ? kTileTokens * sizeof(float) : 0;
   key_tile_ = key_dims() * kTileTokens * element + scales;
@@ -172,6 +174,8 @@ void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache,
       return write_rows<bf16>(rows, cache, worker);
     case DType::kInt8:
       return write_rows<int8_t>(rows, cache, worker);
+    case DType::kInt16:
+      return;  // KVCache refuses it
   }
 }
 

@@ -24,6 +24,7 @@ struct Float32Tile {
   using Weight = float;
   using Operand = float;
   using Weights = Vec;
+  using Sum = Vec;
   static constexpr int kStep = 1;
 
   static Weights load(const Weight* w) { return Vec::load(w); }
@@ -35,6 +36,7 @@ struct BFloat16Tile {
   using Weight = bf16;
   using Operand = PairOperand;
   using Weights = Pairs;
+  using Sum = Vec;
   static constexpr int kStep = 2;
 
   static Weights load(const Weight* w) { return Pairs::load(w); }
@@ -73,7 +75,7 @@ struct Prefetch {
 // acc[r][v] += operands of row r * weights of vector v, over steps [0, steps). Vector v of step s stands at
 // weights[v] + s * weight_stride, the operand of row r at operands[s / 16 * block_stride + r * 16 + s % 16].
 template <class Tile, int R, int V>
-[[gnu::always_inline]] inline void multiply_add(Vec (&acc)[R][V], const typename Tile::Operand* operands,
+[[gnu::always_inline]] inline void multiply_add(typename Tile::Sum (&acc)[R][V], const typename Tile::Operand* operands,
                                                 int64_t block_stride, const typename Tile::Weight* const (&weights)[V],
                                                 int64_t weight_stride, int64_t steps, Prefetch prefetch = {}) {
   for (int64_t begin = 0; begin < steps; begin += kBlockSteps, operands += block_stride) {

@@ -1,4 +1,4 @@
-"""What quantised matrices and activations are, in NumPy: the definition of `Storage` and of int8 activations.
+"""What quantised matrices and activations are, in NumPy: the definition of `Storage`, int8 and int16 activations.
 
 Every function says what a value becomes; the kernels pack the same integers (native/include/octavo/blocks.h).
 """
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.ops.api import Float32Array, Storage, TensorSource
 from octavo.ops.decode import BLOCK_TYPES
@@ -16,11 +17,13 @@ from octavo.ops.decode import BLOCK_TYPES
 GROUP = 32  # values along K that share a scale
 NUM_OUTLIERS = 2  # activations of a row that stay float32
 PANEL_ROWS = 32  # block types cannot change within so many rows of a matrix
+HIGHEST_INT16 = np.float32(32639)  # the code of a row's largest activation: 127.5 times 256, so that both bytes fit
+LEAST_ACTIVATION = np.float32(1e-30)  # rows of nothing larger are zeros
 
 
 def keeps_blocks(sources: Sequence[TensorSource], storage: Storage) -> bool:
     """Whether a matrix of these sources keeps integers; else it is plain."""
-    if storage in ("int8", "int4"):
+    if storage in ("int8", "int4", "int8_row"):
         return True
     if storage == "plain" or any(source.type not in BLOCK_TYPES for source in sources):
         return False
@@ -67,6 +70,23 @@ def quantise_activations(x: Float32Array) -> Float32Array:
     codes = np.rint(groups * inverse)
     restored: Float32Array = (codes * (largest_of_group / np.float32(127))).reshape(len(x), -1)[:, : x.shape[1]]
     return restored + outliers
+
+
+def to_int8_rows(values: Float32Array) -> tuple[npt.NDArray[np.int64], Float32Array]:
+    """float32 [N, K] as codes in [-127, 127], [N, K], and the scale of each row, [N]: its largest |w| / 127."""
+    scale: Float32Array = np.max(np.abs(values), axis=1) / np.float32(127)
+    return np.clip(_steps(values, scale[:, None]), -127, 127).astype(np.int64), scale
+
+
+def to_int16_rows(x: Float32Array) -> tuple[npt.NDArray[np.int64], Float32Array]:
+    """float32 [T, K] as codes, [T, K], and the scale of each row, [T]: its largest |x| / 32,639; NaN, with codes of
+    zero, where one is not finite."""
+    finite = np.isfinite(x).all(axis=1)
+    largest = np.max(np.abs(np.where(finite[:, None], x, 0)), axis=1)
+    inverse = np.divide(HIGHEST_INT16, largest, out=np.zeros_like(largest), where=largest > LEAST_ACTIVATION)
+    codes = np.rint(np.where(finite[:, None], x, 0) * inverse[:, None])
+    scale: Float32Array = np.where(finite, largest / HIGHEST_INT16, np.float32(np.nan))
+    return codes.astype(np.int64), scale
 
 
 def _groups(values: Float32Array, pad: Literal["edge", "constant"] = "edge") -> Float32Array:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from octavo.ops.api import ActivationDType, Batch, CacheDType, DType, Float32Array, Int32Array, Storage, TensorSource
 from octavo.ops.decode import decode
-from octavo.ops.quantised import keeps_blocks, quantise_activations, quantise_weights
+from octavo.ops.quantised import keeps_blocks, quantise_activations, quantise_weights, to_int8_rows, to_int16_rows
 
 SPLIT = 256  # tokens of the KV cache that attention sums at a time
 
@@ -26,10 +27,11 @@ def round_to(x: Float32Array, dtype: DType) -> Float32Array:
 
 @dataclass(slots=True, frozen=True)
 class ReferenceMatrix:
-    values: Float32Array  # [N, K]: rounded to dtype, or what the integers of a block type stand for
+    values: Float32Array  # [N, K]: rounded to dtype, or what the matrix's integers stand for
     dtype: ActivationDType
     bias: Float32Array | None  # [N]
     in_blocks: bool = False  # values are of a block type, not of dtype
+    rows: tuple[npt.NDArray[np.int64], Float32Array] | None = None  # of dtype int16: codes [N, K] and scales [N]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,6 +69,11 @@ class ReferenceOps:
         return y
 
     def linear(self, x: Float32Array, weight: ReferenceMatrix) -> Float32Array:
+        if weight.rows is not None:
+            (codes, scales), (x_codes, x_scales) = weight.rows, to_int16_rows(x)
+            sums = x_codes.astype(np.float64) @ codes.T.astype(np.float64)  # integers below 2^53: exact
+            y: Float32Array = sums.astype(np.float32) * (x_scales[:, None] * scales)
+            return y if weight.bias is None else y + weight.bias
         if weight.dtype == "int8":
             inputs, values = quantise_activations(x), weight.values
         else:
@@ -161,12 +168,16 @@ def _matrix(
     in_blocks: bool,
     bias: Sequence[TensorSource] = (),
 ) -> ReferenceMatrix:
-    if in_blocks:
+    rows = None
+    if dtype == "int16":
+        codes, scales = rows = to_int8_rows(values)
+        values = codes.astype(np.float32) * scales[:, None]
+    elif in_blocks:
         values = quantise_weights(values, storage)
     else:
         dtype = "bfloat16" if dtype == "int8" else dtype
         values = round_to(values, dtype)
-    return ReferenceMatrix(values, dtype, np.concatenate([decode(b) for b in bias]) if bias else None, in_blocks)
+    return ReferenceMatrix(values, dtype, np.concatenate([decode(b) for b in bias]) if bias else None, in_blocks, rows)
 
 
 class ReferenceBackend:
