@@ -16,7 +16,7 @@ inline constexpr float kLeastActivation = 1e-30f;
 // The operands of some rows, [block][16 steps][plane][row][16], and the scale of each row before them.
 struct Int16Packing {
   RowBlocks blocks;
-  int64_t columns;
+  const Matrix& weight;
   void* memory;
 
   static int64_t operands_of_row(int64_t columns) {
@@ -29,7 +29,7 @@ struct Int16Packing {
   float* scales(int64_t b) const { return static_cast<float*>(memory) + blocks.begin(b); }
   Int16Tile::Operand* operands(int64_t b) const {
     auto* first = reinterpret_cast<Int16Tile::Operand*>(static_cast<char*>(memory) + scale_bytes(blocks.rows));
-    return first + blocks.begin(b) * operands_of_row(columns);
+    return first + blocks.begin(b) * operands_of_row(weight.columns());
   }
 
   // This worker's share of the rows of x.
@@ -44,7 +44,8 @@ struct Int16Packing {
 
   // One row of a block of `rows`.
   void pack(const float* x, int64_t rows, Int16Tile::Operand* out, float& scale) const {
-    Vec highest = Vec::zero(), remainder = Vec::zero();  // zero times what is no number, or infinite, stays one
+    const int64_t columns = weight.columns();
+    Vec highest = Vec::zero(), remainder = Vec::zero();  // zero times what is not finite is not a number
     for (int64_t k = 0; k < columns; k += 16) {
       const Vec values = load(x, k, columns);
       highest = max(highest, abs(values));
@@ -62,10 +63,10 @@ struct Int16Packing {
                                   Integers::rounded(load(x, k, zeros ? 0 : columns) * inverse));
   }
 
-  // x[k, k + 16), with zeros from `end` on.
-  static Vec load(const float* x, int64_t k, int64_t end) {
+  // x[k, k + 16) times the scales of the channels, with zeros from `end` on.
+  Vec load(const float* x, int64_t k, int64_t end) const {
     const int n = static_cast<int>(std::clamp<int64_t>(end - k, 0, 16));
-    return Vec::load(x + (n ? k : 0), n);
+    return Vec::load(x + (n ? k : 0), n) * Vec::load(weight.channel_scales() + k);
   }
 };
 

@@ -64,13 +64,13 @@ template <class Finish>
 void linear_int16(View x, const Matrix& weight, Worker::Range panels, int64_t panel_stride, const Finish& finish,
                   const Team& team) {
   const auto pack = [&](const RowBlocks& blocks, Worker worker, void* memory) {
-    Int16Packing{blocks, x.columns, memory}.fill(x, worker);
+    Int16Packing{blocks, weight, memory}.fill(x, worker);
   };
   const auto multiply = [&](const RowBlocks& blocks, void* memory) {
 #ifdef __AMX_INT8__
     const AmxSession session(AmxShapes::accumulators(Int16Tile::kPlanes * divide_up(blocks.rows, blocks.num_blocks)));
 #endif
-    multiply_panels(Int16Packing{blocks, x.columns, memory}, weight, panels, panel_stride, finish);
+    multiply_panels(Int16Packing{blocks, weight, memory}, weight, panels, panel_stride, finish);
   };
   pack_and_multiply(x.rows, rows_at_once(x.columns), Int16Panel::kRows, int16_shared_bytes(x.rows, x.columns), team,
                     pack, multiply);

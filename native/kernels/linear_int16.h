@@ -1,9 +1,10 @@
 // Products of int8 weights, a scale for each row of the matrix, with activations quantised to int16, a scale for each
-// of theirs:
+// of their rows:
 //
 //   y = (sum of code * code, an exact integer, rounded once to float32) * (scale_a * scale_w)
 //
-// Codes of sixteen bits are fine enough for rows with a few large channels as they are.
+// Sixteen bits are enough for rows with a few large channels, and for the scales of the weights' channels, by which
+// activations are multiplied first.
 #pragma once
 
 #include "kernels/linear_finish.h"

@@ -1,6 +1,8 @@
 #include "octavo/matrix.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -124,6 +126,7 @@ void Matrix::allocate(Arena& arena, Storage storage) {
     bytes += static_cast<size_t>(s.end_panel - s.first_panel) * s.panel_bytes;
   }
   if (!has_blocks()) bytes = static_cast<size_t>(num_panels() * panel_bytes());
+  if (dtype_ == DType::kInt16) bytes += static_cast<size_t>(num_steps() * step()) * sizeof(float);
   memory_ = arena.allocate(bytes);
 }
 
@@ -131,6 +134,7 @@ void Matrix::allocate(Arena& arena, Storage storage) {
 template <class Read>
 void Matrix::pack(ThreadPool& pool, bool reads_values, Read read) {
   const int64_t padded = num_steps() * step();
+  if (dtype_ == DType::kInt16) choose_channel_scales(read);
   for_each_panel(pool, num_panels(), padded, [&](int64_t p, const PanelRows& rows) {
     if (!has_blocks()) std::memset(rows.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
     const int64_t scales = has_blocks() ? num_scales(block_type(p)) : 0;
@@ -190,14 +194,40 @@ void Matrix::pack_panel(int64_t p, const float* rows) {
     for (int64_t c = 0; c < kColumns; ++c, out += 2) std::memcpy(out, rounded + c * padded + 2 * s, 2 * sizeof(bf16));
 }
 
-void Matrix::pack_int8_panel(int64_t p, const float* rows) {
+// One scale serves a whole row, so the largest of its values take the resolution of all others, and they mostly belong
+// to a few channels. Activations, in sixteen bits, have resolution to spare: values are divided and activations
+// multiplied by a scale of their channel. Channels then add most evenly to the error where that is the square root of
+// what they are large: with mean square m, m^(1/4). Some of the rows say enough about m.
+template <class Read>
+void Matrix::choose_channel_scales(Read read) {
+  constexpr int64_t kSampledRows = 256;
+  constexpr double kLeastShare = 1.0 / 65536;  // of the largest mean square: scales differ, but not without bounds
+  const int64_t sampled = std::min(rows_, kSampledRows);
+  std::vector<float> row(static_cast<size_t>(num_steps() * step()));
+  std::vector<double> squares(static_cast<size_t>(columns_));
+  for (int64_t i = 0; i < sampled; ++i) {
+    read(i * rows_ / sampled, row.data(), CodedRow{});
+    for (int64_t k = 0; k < columns_; ++k) squares[k] += static_cast<double>(row[k]) * row[k];
+  }
+  const double least = *std::max_element(squares.begin(), squares.end()) * kLeastShare;
+  auto* scales = const_cast<float*>(channel_scales());
+  std::fill(scales, scales + row.size(), 1.0f);
+  if (!(least > 0)) return;
+  for (int64_t k = 0; k < columns_; ++k)
+    scales[k] = static_cast<float>(std::sqrt(std::sqrt(std::max(squares[k], least) / static_cast<double>(sampled))));
+}
+
+void Matrix::pack_int8_panel(int64_t p, float* rows) {
   const int64_t padded = num_steps() * step();
+  const float* channels = channel_scales();
   struct Codes;
   int8_t* codes = scratch<Codes, int8_t>(padded);
   auto* out = const_cast<int8_t*>(panel<int8_t>(p));
   auto& ends = const_cast<Int8Columns&>(int8_columns(p));
   for (int64_t c = 0; c < kColumns; ++c) {
-    ends.scales[c] = quantise_row(rows + c * padded, padded, codes);
+    float* row = rows + c * padded;
+    for (int64_t k = 0; k < padded; ++k) row[k] /= channels[k];
+    ends.scales[c] = quantise_row(row, padded, codes);
     ends.sums[c] = std::accumulate(codes, codes + padded, int32_t{0});
     for (int64_t k = 0; k < padded; k += 4) std::memcpy(out + (k / 4 * kColumns + c) * 4, codes + k, 4);
   }
@@ -256,7 +286,8 @@ void Matrix::row(int64_t n, float* out) const {
   } else if (dtype_ == DType::kInt16) {
     const int8_t* in = panel<int8_t>(p) + 4 * c;
     const float scale = int8_columns(p).scales[c];
-    for (int64_t k = 0; k < columns_; ++k) out[k] = scale * static_cast<float>(in[k / 4 * kColumns * 4 + k % 4]);
+    for (int64_t k = 0; k < columns_; ++k)
+      out[k] = scale * static_cast<float>(in[k / 4 * kColumns * 4 + k % 4]) * channel_scales()[k];
   } else {
     const bf16* in = panel<bf16>(p) + 2 * c;
     for (int64_t k = 0; k < columns_; ++k) out[k] = to_float(in[k / 2 * kColumns * 2 + k % 2]);

@@ -121,13 +121,17 @@ class Matrix {
   const T* panel(int64_t p) const {  // a plain one
     return reinterpret_cast<const T*>(data<uint8_t>() + p * panel_bytes());
   }
-  // Of an int8 panel: value = scale * code. `sums`: of all codes of a column.
+  // Of an int8 panel: value = scale * code * that of the channel. `sums`: of all codes of a column.
   struct Int8Columns {
     float scales[kPanelColumns];
     int32_t sums[kPanelColumns];
   };
   const Int8Columns& int8_columns(int64_t p) const {
     return *reinterpret_cast<const Int8Columns*>(panel<uint8_t>(p) + code_bytes());
+  }
+  // Of each k of int8 panels, to whole steps: by which activations are multiplied before they are rounded.
+  const float* channel_scales() const {
+    return reinterpret_cast<const float*>(data<uint8_t>() + num_panels() * panel_bytes());
   }
   // Of a plain panel.
   int64_t panel_bytes() const {
@@ -162,7 +166,9 @@ class Matrix {
   template <class Read>
   void pack(ThreadPool& pool, bool reads_values, Read read);
   void pack_panel(int64_t p, const float* rows_of_panel);
-  void pack_int8_panel(int64_t p, const float* rows_of_panel);
+  template <class Read>
+  void choose_channel_scales(Read read);
+  void pack_int8_panel(int64_t p, float* rows_of_panel);
   void pack_block_panel(int64_t p, const CodedRow& coded_rows);
 
   int64_t rows_, columns_;

@@ -6,6 +6,7 @@ Every function says what a value becomes; the kernels pack the same integers (na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from octavo.ops.decode import BLOCK_TYPES
 GROUP = 32  # values along K that share a scale
 NUM_OUTLIERS = 2  # activations of a row that stay float32
 PANEL_ROWS = 32  # block types cannot change within so many rows of a matrix
+SAMPLED_ROWS = 256  # of a matrix, that say how large its channels are
 HIGHEST_INT16 = np.float32(32639)  # the code of a row's largest activation: 127.5 times 256, so that both bytes fit
 LEAST_ACTIVATION = np.float32(1e-30)  # rows of nothing larger are zeros
 
@@ -72,10 +74,36 @@ def quantise_activations(x: Float32Array) -> Float32Array:
     return restored + outliers
 
 
-def to_int8_rows(values: Float32Array) -> tuple[npt.NDArray[np.int64], Float32Array]:
-    """float32 [N, K] as codes in [-127, 127], [N, K], and the scale of each row, [N]: its largest |w| / 127."""
-    scale: Float32Array = np.max(np.abs(values), axis=1) / np.float32(127)
-    return np.clip(_steps(values, scale[:, None]), -127, 127).astype(np.int64), scale
+@dataclass(slots=True, frozen=True)
+class Int8Rows:
+    """A matrix as codes in [-127, 127]: a value is scale * code * channel_scale."""
+
+    codes: npt.NDArray[np.int64]  # [N, K]
+    scales: Float32Array  # [N]: the largest of a row, divided by the scales of the channels, / 127
+    channel_scales: Float32Array  # [K]
+
+    @classmethod
+    def quantise(cls, values: Float32Array) -> Int8Rows:
+        channels = _channel_scales(values)
+        values = values / channels
+        scales: Float32Array = np.max(np.abs(values), axis=1) / np.float32(127)
+        return cls(np.clip(_steps(values, scales[:, None]), -127, 127).astype(np.int64), scales, channels)
+
+    @property
+    def values(self) -> Float32Array:
+        return self.scales[:, None] * self.codes.astype(np.float32) * self.channel_scales
+
+
+def _channel_scales(values: Float32Array) -> Float32Array:
+    """m^(1/4), m the mean square of a channel in a sample of the rows, not less than a 65,536th of the largest."""
+    num = min(len(values), SAMPLED_ROWS)
+    sample = values[np.arange(num) * len(values) // num].astype(np.float64)
+    squares = np.sum(sample**2, axis=0)
+    least = np.max(squares) / 65536
+    if not least > 0:
+        return np.ones(values.shape[1], np.float32)
+    scales: Float32Array = np.sqrt(np.sqrt(np.maximum(squares, least) / num)).astype(np.float32)
+    return scales
 
 
 def to_int16_rows(x: Float32Array) -> tuple[npt.NDArray[np.int64], Float32Array]:

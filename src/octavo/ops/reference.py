@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from octavo.ops.api import ActivationDType, Batch, CacheDType, DType, Float32Array, Int32Array, Storage, TensorSource
 from octavo.ops.decode import decode
-from octavo.ops.quantised import keeps_blocks, quantise_activations, quantise_weights, to_int8_rows, to_int16_rows
+from octavo.ops.quantised import Int8Rows, keeps_blocks, quantise_activations, quantise_weights, to_int16_rows
 
 SPLIT = 256  # tokens of the KV cache that attention sums at a time
 
@@ -31,7 +30,7 @@ class ReferenceMatrix:
     dtype: ActivationDType
     bias: Float32Array | None  # [N]
     in_blocks: bool = False  # values are of a block type, not of dtype
-    rows: tuple[npt.NDArray[np.int64], Float32Array] | None = None  # of dtype int16: codes [N, K] and scales [N]
+    rows: Int8Rows | None = None  # of dtype int16
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,10 +69,10 @@ class ReferenceOps:
 
     def linear(self, x: Float32Array, weight: ReferenceMatrix) -> Float32Array:
         if weight.rows is not None:
-            (codes, scales), (x_codes, x_scales) = weight.rows, to_int16_rows(x)
-            sums = x_codes.astype(np.float64) @ codes.T.astype(np.float64)  # integers below 2^53: exact
-            y: Float32Array = sums.astype(np.float32) * (x_scales[:, None] * scales)
-            return y if weight.bias is None else y + weight.bias
+            codes, scales = to_int16_rows(x * weight.rows.channel_scales)
+            sums = codes.astype(np.float64) @ weight.rows.codes.T.astype(np.float64)  # integers below 2^53: exact
+            exact: Float32Array = sums.astype(np.float32) * (scales[:, None] * weight.rows.scales)
+            return exact if weight.bias is None else exact + weight.bias
         if weight.dtype == "int8":
             inputs, values = quantise_activations(x), weight.values
         else:
@@ -170,8 +169,8 @@ def _matrix(
 ) -> ReferenceMatrix:
     rows = None
     if dtype == "int16":
-        codes, scales = rows = to_int8_rows(values)
-        values = codes.astype(np.float32) * scales[:, None]
+        rows = Int8Rows.quantise(values)
+        values = rows.values
     elif in_blocks:
         values = quantise_weights(values, storage)
     else:
