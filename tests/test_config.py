@@ -20,7 +20,7 @@ from octavo.errors import ConfigError
         ("dtype", "int4", "allowed: auto, float32"),
         ("tensor_parallel_size", 2, "only 1 is supported"),
         ("quantization", "awq", "int8, int4"),
-        ("activation_dtype", "fp8", "auto, bfloat16, int8"),
+        ("activation_dtype", "fp8", "auto, bfloat16, int8, int16"),
     ],
 )
 def test_engine_options(option, value, allowed):

@@ -70,8 +70,8 @@ class EngineConfig:
     )
     activation_dtype: str = option(
         "auto",
-        "what the inputs of products with quantised weights are rounded to; auto: int16 for --quantization int8 (and for "
-        "nothing else; its weights in groups of 32 otherwise), bfloat16 with AMX, else int8",
+        "what the inputs of products with quantised weights are rounded to; auto: int16 with quantization int8 (whose "
+        "weights any other type takes in groups of 32), else bfloat16 with AMX, else int8",
         choices=("auto", "bfloat16", "int8", "int16"),
     )
     max_model_len: int | Literal["auto"] | None = option(
