@@ -53,7 +53,7 @@ struct Int16Panel {
     constexpr int64_t kBytes = AmxAccumulators::kBlockBytes;
     const char* const bytes = reinterpret_cast<const char*>(chunk);
     if (num_blocks == 1) return {bytes + kWeightsAhead, kBytes};
-    return {bytes + depth * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks};
+    return {bytes + depth * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks, true};
   }
 };
 

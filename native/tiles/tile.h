@@ -65,10 +65,14 @@ void pack_row(const float* x, int64_t columns, int64_t rows, typename Tile::Oper
 struct Prefetch {
   const char* from = nullptr;
   int64_t bytes_per_step = 0;
+  bool into_l2 = false;  // and no nearer: what is used soon keeps the L1 and the buffers that fill it
 
   void step(int64_t s) const {
     const char* line = from + s * bytes_per_step;
-    for (int64_t b = 0; b < bytes_per_step; b += 64) __builtin_prefetch(line + b, 0, 3);
+    if (into_l2)
+      for (int64_t b = 0; b < bytes_per_step; b += 64) __builtin_prefetch(line + b, 0, 2);
+    else
+      for (int64_t b = 0; b < bytes_per_step; b += 64) __builtin_prefetch(line + b, 0, 3);
   }
 };
 
