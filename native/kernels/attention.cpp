@@ -257,6 +257,8 @@ void attention(View q, const KVCache& cache, const Step& step, AttentionPlan& pl
       return attend<bf16>(q, cache, step, plan, scale, out, pool, worker);
     case DType::kInt8:
       return attend<int8_t>(q, cache, step, plan, scale, out, pool, worker);
+    case DType::kInt16:
+      return;  // KVCache refuses it
   }
 }
 

@@ -66,13 +66,14 @@ class EngineConfig:
     )
     quantization: str | None = option(
         None,
-        "quantise the weights at load, in groups of 32: int8, or int4 (embedding and head: int8)",
+        "quantise the weights at load: int8 (a scale for each row), or int4 in groups of 32 (embedding and head: int8)",
         choices=("int8", "int4"),
     )
     activation_dtype: str = option(
         "auto",
-        "what the inputs of products with quantised weights are rounded to; auto: bfloat16 with AMX, else int8",
-        choices=("auto", "bfloat16", "int8"),
+        "what the inputs of products with quantised weights are rounded to; auto: with AMX int16 for quantization int8 "
+        "(whose weights any other type takes in groups of 32) and else bfloat16, without it int8",
+        choices=("auto", "bfloat16", "int8", "int16"),
     )
     max_model_len: int | Literal["auto"] | None = option(
         None, "longest prompt + output; default: the checkpoint's; auto: the longest that fits memory", unit="tokens"
