@@ -5,8 +5,8 @@ for every 32, the two largest of each row kept exact. int8 is the faster in vect
 others. A tile unit multiplies bfloat16 faster still where rows are many, and bfloat16 is more exact.
 
 int8 weights have a third arithmetic: one scale for a whole row of the matrix, and activations in int16, whose products
-are exact integers. Nothing is unpacked and nothing scaled before the end of a sum, which suits a tile unit: it multiplies
-bytes at twice the rate of bfloat16, and reads them as they lie in memory. Vectors have twice the work with it.
+are exact integers. Nothing is unpacked and nothing scaled before the end of a sum, which suits a tile unit: it
+multiplies bytes at twice the rate of bfloat16, as they lie in memory. Vectors have twice the work with it.
 """
 
 from __future__ import annotations
