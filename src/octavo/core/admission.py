@@ -19,6 +19,14 @@ def check_size(request: Request, kv: KVManager, *, max_model_len: int, max_num_s
             f"max_model_len is {max_model_len}",
             param="prompt",
         )
+    num_output_tokens, max_tokens = request.num_output_tokens, request.params.max_tokens
+    if num_output_tokens and (
+        num_output_tokens == max_tokens or request.num_tokens >= min(max_model_len, kv.max_tokens + 1)
+    ):
+        raise InvalidRequestError(
+            f"output_token_ids has {num_output_tokens} tokens; behind them there is no room for another",
+            param="output_token_ids",
+        )
     if num_prompt_tokens > kv.max_tokens:
         raise InvalidRequestError(
             f"prompt has {num_prompt_tokens} tokens, but the whole KV cache holds {kv.max_tokens} "
