@@ -21,6 +21,7 @@ from octavo.errors import ConfigError
         ("tensor_parallel_size", 2, "only 1 is supported"),
         ("quantization", "awq", "int8, int4"),
         ("activation_dtype", "fp8", "auto, bfloat16, int8"),
+        ("engine_timeout", -1, r"in \[0, 604800\]"),
         ("kv_offload_size", 0, r"in \[0.001, 1048576\]"),
         ("kv_offload_size", float("inf"), r"in \[0.001, 1048576\]"),
         ("kv_offload_size", float("nan"), r"in \[0.001, 1048576\]"),
