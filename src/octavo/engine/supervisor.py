@@ -36,7 +36,7 @@ from octavo.request import EngineRequest, FinishReason
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-FAILURE_SECONDS = 60.0
+FAILURE_SECONDS = 60.0  # with an engine there: a start that hangs for minutes is no rest
 START_FACTOR = 10  # a start may take so many times what the first one took, and `engine_timeout`
 SECOND_LOOK_SECONDS = 0.05  # for replies that have arrived, but were not read: this process itself stood still
 
@@ -58,8 +58,10 @@ class SupervisedClient:
         self._engine = make_client(config)
         self._requests = LiveRequests()
         self._earlier: SchedulerStats | None = None  # of the engines before the present one
-        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)  # time.monotonic(), seconds
         self._start_seconds = 0.0  # of the first start
+        self._up_since = 0.0  # time.monotonic(), seconds: when the present engine was there
+        self._up_seconds = 0.0  # how long there was one before
+        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)  # each in these seconds
         self._deadline: asyncio.Timeout | None = None  # of the `receive` that is waiting
         self._restarting = False
         self._end: str | None = "the engine has not been started"  # why no request is taken
@@ -79,7 +81,8 @@ class SupervisedClient:
     async def start(self) -> None:
         start = time.monotonic()
         await self._engine.start()
-        self._start_seconds = time.monotonic() - start
+        self._up_since = time.monotonic()
+        self._start_seconds = self._up_since - start
         self._end = None
         self.info, self.stats = self._engine.info, self._engine.stats
         # The next engines are to be like the first, however much memory is free by then.
@@ -165,12 +168,14 @@ class SupervisedClient:
 
     async def _take_crash(self, cause: str) -> list[TokenDelta]:
         """Judge it. The last words of the request that is to blame, if one is. EngineDeadError: there is no hope."""
+        if not self._restarting:
+            self._up_seconds += time.monotonic() - self._up_since
         self._restarting = True
         crash = self._requests.crash(somebody_waited=self._engine.stats.num_waiting > 0)
         if crash.engine_worked:
             self._failures.clear()
         if not crash.is_explained:
-            self._failures.append(time.monotonic())
+            self._failures.append(self._up_seconds)
         self._earlier = self.stats = msgspec.structs.replace(
             self.stats, num_running=0, num_waiting=len(self._requests), kv_cache_usage=0.0
         )
@@ -199,9 +204,10 @@ class SupervisedClient:
             raise
         except OctavoError as error:
             raise self._give_up(f"it cannot start again: {error.message}") from error
-        self._earlier.num_restarts += 1
+        self._earlier = msgspec.structs.replace(self._earlier, num_restarts=self._earlier.num_restarts + 1)
         self._restarting = False
-        logger.warning("the engine is there again after %.2f s", time.monotonic() - start)
+        self._up_since = time.monotonic()
+        logger.warning("the engine is there again after %.2f s", self._up_since - start)
         return []
 
     def _give_up(self, why: str) -> EngineDeadError:

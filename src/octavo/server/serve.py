@@ -36,8 +36,7 @@ LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once), CheckpointError, and
-    EngineDeadError where the engine cannot be kept alive (to the shell: 1, as all that is not the command line's fault).
-    """
+    EngineDeadError where the engine cannot be kept alive (exit code 1)."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("octavo").setLevel(server_config.log_level.upper())
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
