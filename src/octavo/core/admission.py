@@ -20,9 +20,10 @@ def check_size(request: Request, kv: KVManager, *, max_model_len: int, max_num_s
             param="prompt",
         )
     num_output_tokens, max_tokens = request.num_output_tokens, request.params.max_tokens
-    if num_output_tokens and (
-        num_output_tokens == max_tokens or request.num_tokens >= min(max_model_len, kv.max_tokens + 1)
-    ):
+    longest = min(max_model_len, kv.max_tokens + 1)  # with the last token, which is never computed
+    if max_tokens is not None:
+        longest = min(longest, num_prompt_tokens + max_tokens)
+    if num_output_tokens and request.num_tokens >= longest:
         raise InvalidRequestError(
             f"output_token_ids has {num_output_tokens} tokens; behind them there is no room for another",
             param="output_token_ids",
