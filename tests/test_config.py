@@ -16,6 +16,7 @@ from octavo.errors import ConfigError
         ("max_num_seqs", 0, "at least 1"),
         ("max_num_batched_tokens", True, "at least 1"),
         ("gpu_memory_utilization", 1.5, r"in \[0.01, 1.0\]"),
+        ("engine_timeout", -1, r"in \[0, 604800\]"),
         ("block_size", 24, "a multiple of 16"),
         ("dtype", "int4", "allowed: auto, float32"),
         ("tensor_parallel_size", 2, "only 1 is supported"),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from octavo.errors import ConfigError
 
 MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
+MAX_TIMEOUT_SECONDS = 7 * 24 * 3600  # a longer one is 0, which means never
 MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
 
 
@@ -124,6 +125,13 @@ class EngineConfig:
     enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
     num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")
     isa: str | None = option(None, "force an instruction set", choices=("x86_v3", "x86_v4", "x86_v4_bf16", "amx"))
+    # The longest steps are those of large models on few cores: 2048 prompt tokens of 8 billion weights take about a
+    # minute on two.
+    engine_timeout: float = option(
+        120.0,
+        "an engine process that has requests and finishes no step for so long is killed and started again; 0: never",
+        unit="seconds",
+    )
     tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)")
     # Text and sampling
     chat_template: str | None = option(None, "file (or the text itself) of a chat template that replaces the model's")
@@ -147,6 +155,7 @@ class EngineConfig:
         _check_range(self, "kv_offload_size", 0.001, MAX_TIER_GIB)
         _check_range(self, "long_prefill_token_threshold", 0)
         _check_range(self, "swap_space", 0, MAX_TIER_GIB)
+        _check_range(self, "engine_timeout", 0, MAX_TIMEOUT_SECONDS)
         _check_range(self, "max_logprobs", -1)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a multiple of 16", param="block_size")
