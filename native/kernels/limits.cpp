@@ -130,6 +130,33 @@ double measure_int8(ThreadPool& pool) {
 
 }  // namespace
 
+double measure_work(ThreadPool& pool) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kTry = std::chrono::microseconds(500);
+  constexpr int kTries = 8, kChains = 8, kLength = 256;  // eight sums keep the vector units of a core busy
+  std::vector<int64_t> rounds(pool.size());
+  int64_t most = 0;
+  for (int i = 0; i < kTries; ++i) {
+    pool.run([&](int index) {
+      Vec acc[kChains];
+      for (int c = 0; c < kChains; ++c) acc[c] = Vec::set1(some_value(static_cast<uint32_t>(c)));
+      const Vec factor = Vec::set1(0.999f), more = Vec::set1(0.001f);
+      const auto end = Clock::now() + kTry;
+      int64_t done = 0;
+      while (Clock::now() < end) {
+        for (int k = 0; k < kLength; ++k)
+          for (Vec& chain : acc) chain = fma(chain, factor, more);
+        ++done;
+      }
+      Vec total = Vec::zero();
+      for (const Vec& chain : acc) total = total + chain;
+      rounds[index] = sum(total) == 0.0f ? 0 : done;  // so that nothing is optimised away
+    });
+    most = std::max(most, std::accumulate(rounds.begin(), rounds.end(), int64_t{0}));
+  }
+  return static_cast<double>(most);
+}
+
 double measure_flops(ThreadPool& pool, DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:

@@ -25,7 +25,7 @@ class CpuBackend:
         """`variant` and `num_threads` None: the best for this machine. Raises ConfigError for an impossible variant."""
         self.native = isa.load(variant)
         self.variant = variant or isa.available()[0]
-        cpus = choose_cpus(num_threads)
+        cpus = choose_cpus(num_threads, lambda cpus: self.native.measure_work(self.native.ThreadPool(len(cpus), cpus)))
         # More threads than CPUs cannot each have one: leave them to the kernel's scheduler.
         self.pool = self.native.ThreadPool(len(cpus), cpus if len(set(cpus)) == len(cpus) else [])
 
