@@ -1,5 +1,5 @@
 """How many threads the kernels should use, and on which CPUs: from affinity and cgroup quota, never from the machine's
-core count alone (a container sees all cores of its host); and checked by a few milliseconds of work, since the CPUs of a
+core count alone (a container sees all cores of its host); and checked by some milliseconds of work, since the CPUs of a
 virtual machine may be two to a core without saying so."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-# All CPUs together get at least so many times the work done of half of them, or the other half is no use. Two cores reach
-# 1.6 to 2, two threads of one core 1 to 1.1.
+# All CPUs together get at least so many times the work done of half of them, or the other half is no use. Two cores
+# reach 1.6 to 2, two threads of one core 1 to 1.1.
 WORTHWHILE = 1.25
 
 _CGROUP = Path("/sys/fs/cgroup")
