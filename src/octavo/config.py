@@ -16,9 +16,17 @@ MAX_THREADS = 256  # of the kernels; far more could not be started, and the erro
 MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, unit: str | None = None) -> Any:
-    """A documented field. `choices` are checked at construction; `unit` is shown in --help."""
-    metadata = {"help": help, "choices": choices, "unit": unit}
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    unit: str | None = None,
+    short: str | None = None,
+) -> Any:
+    """A documented field. `choices` are checked at construction; `unit` is shown in --help; `short` is a second name of
+    its flag."""
+    metadata = {"help": help, "choices": choices, "unit": unit, "short": short}
     if isinstance(default, (list, dict)):
         kind = type(default)
         return field(default_factory=lambda: kind(default), metadata=metadata)
@@ -28,6 +36,11 @@ def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, u
 def environment(name: str, default: str | None = None) -> str | None:
     """The one door to environment variables: OCTAVO_<name>."""
     return os.environ.get(f"OCTAVO_{name}", default)
+
+
+def api_key_of_environment() -> str | None:
+    """OCTAVO_API_KEY, or the name that commands made for vLLM set."""
+    return environment("API_KEY") or os.environ.get("VLLM_API_KEY")
 
 
 def _check_choices(config: Any) -> None:
@@ -68,6 +81,7 @@ class EngineConfig:
         None,
         "quantise the weights at load, in groups of 32: int8, or int4 (embedding and head: int8)",
         choices=("int8", "int4"),
+        short="-q",
     )
     activation_dtype: str = option(
         "auto",
@@ -123,7 +137,7 @@ class EngineConfig:
     enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
     num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")
     isa: str | None = option(None, "force an instruction set", choices=("x86_v3", "x86_v4", "x86_v4_bf16", "amx"))
-    tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)")
+    tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)", short="-tp")
     # Text and sampling
     chat_template: str | None = option(None, "file (or the text itself) of a chat template that replaces the model's")
     generation_config: str = option(
@@ -173,7 +187,14 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to bind")
     port: int = option(8000, "port to bind; 0: any free one")
-    api_key: list[str] = option([], "keys that clients must send as `Authorization: Bearer`; repeat for several")
+    uds: str | None = option(None, "path of a Unix socket to listen at instead of host and port")
+    root_path: str = option("", "prefix under which a proxy shows the routes, whether it takes it off or not")
+    ssl_certfile: str | None = option(None, "certificate (chain) in PEM; the server then speaks TLS alone")
+    ssl_keyfile: str | None = option(None, "its key in PEM; default: in the certificate's file")
+    api_key: list[str] = option(
+        [], "keys that clients must send as `Authorization: Bearer`; default: $OCTAVO_API_KEY or $VLLM_API_KEY, if set"
+    )
+    api_key_file: str | None = option(None, "file with more such keys, one a line")
     served_model_name: list[str] = option([], "names the model answers to; the first is reported; default: as given")
     allow_unknown_fields: bool = option(False, "ignore request fields that octavo does not know instead of a 400")
     allowed_origins: list[str] = option([], "origins allowed by CORS; default: none")
@@ -192,3 +213,9 @@ class ServerConfig:
         _check_range(self, "shutdown_timeout", 0)
         _check_range(self, "max_body_bytes", 1)
         _check_range(self, "max_num_queued_reqs", 1)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            message = f"ssl_keyfile is {self.ssl_keyfile!r}, but there is no ssl_certfile"
+            raise ConfigError(message, param="ssl_keyfile")
+        if self.root_path and not (self.root_path.startswith("/") and not self.root_path.endswith("/")):
+            message = f"root_path is {self.root_path!r}; it must begin, and not end, with a slash"
+            raise ConfigError(message, param="root_path")
