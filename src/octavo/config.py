@@ -201,10 +201,16 @@ class ServerConfig:
     max_num_queued_reqs: int | None = option(
         None, "waiting requests beyond which a new one gets 503; default: no limit"
     )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "prompt tokens of unanswered requests beyond which a new one gets 503, unless it is alone; default: no limit",
+        unit="tokens",
+    )
     max_body_bytes: int = option(32 * 1024 * 1024, "largest request body; a larger one gets 413", unit="bytes")
     metrics_auth: bool = option(False, "guard /metrics with the API key too")
     shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")
     log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("text", "lines of text, or one JSON object a line", choices=("text", "json"))
     response_role: str = option("assistant", "role of chat answers")
 
     def __post_init__(self) -> None:
@@ -213,6 +219,7 @@ class ServerConfig:
         _check_range(self, "shutdown_timeout", 0)
         _check_range(self, "max_body_bytes", 1)
         _check_range(self, "max_num_queued_reqs", 1)
+        _check_range(self, "max_num_queued_tokens", 1)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             message = f"ssl_keyfile is {self.ssl_keyfile!r}, but there is no ssl_certfile"
             raise ConfigError(message, param="ssl_keyfile")

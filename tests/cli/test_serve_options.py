@@ -21,7 +21,7 @@ VLLM = """
     --max-num-batched-tokens 1024 --kv-cache-dtype auto --swap-space 4 --max-logprobs 5 --block-size 32
     --trust-remote-code --disable-log-requests --enable-chunked-prefill -O3 -pp 1 --device cpu
     --limit-mm-per-prompt {"image":0} --compilation-config {"level":3} --uvicorn-log-level warning
-""".split()
+"""
 
 
 def refusal(*words: str) -> str:
@@ -31,7 +31,7 @@ def refusal(*words: str) -> str:
 
 
 def test_a_long_command_of_vllm_is_taken_as_it_is() -> None:
-    args = parse(["org/model", *VLLM])
+    args = parse(["org/model", *VLLM.split()])
     engine, server = config_from_args(args, EngineConfig), config_from_args(args, ServerConfig)
     assert (engine.model, engine.max_model_len, engine.swap_space, engine.block_size) == ("org/model", 4096, 4.0, 32)
     assert (engine.enable_prefix_caching, engine.enforce_eager, engine.seed) == (False, True, 3)

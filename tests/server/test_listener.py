@@ -28,10 +28,9 @@ def test_a_busy_port_is_a_config_error():
 
 def test_a_socket_in_the_file_system_is_there_as_long_as_the_server(tmp_path):
     path = tmp_path / "socket"
-    with listening(ServerConfig(uds=str(path))) as listener:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
-            listener.accept()[0].close()
+    with listening(ServerConfig(uds=str(path))) as listener, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        listener.accept()[0].close()
     assert not path.exists()
 
 

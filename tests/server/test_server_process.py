@@ -178,3 +178,16 @@ def test_keys_come_from_a_file_too(start, tmp_path):
     for key, status in (("from-file", 200), ("from-option", 200), ("other", 401)):
         headers = {"authorization": f"Bearer {key}"}
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
+
+
+def test_the_log_may_be_for_programs(start, tmp_path):
+    server = start("--log-format", "json", "--log-level", "error")
+    server.wait_until_ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    second = start("--log-format", "json", "--uds", str(tmp_path / "none" / "socket"))
+    assert second.end() == 2
+    entries = [json.loads(line) for line in server.lines + second.lines]
+    assert all(set(entry) == {"time", "level", "logger", "message"} for entry in entries)
+    assert f"ready on {server.url}" in [entry["message"] for entry in entries]
+    assert entries[-1]["level"] == "critical" and "none/socket cannot be used" in entries[-1]["message"]

@@ -1,4 +1,4 @@
-"""A certificate for localhost and 127.0.0.1, signed by itself and good for a hundred years, and its key: for tests alone."""
+"""For tests alone: a certificate of localhost and 127.0.0.1, signed by itself, for a hundred years; and its key."""
 
 CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----

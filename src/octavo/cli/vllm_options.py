@@ -53,33 +53,32 @@ NO_OPS = (
     NoOp(("--runner", "--task"), "models generate", ("auto", "generate")),
 )
 
-NOT_YET = frozenset(
-    """
-    --allow-credentials --allowed-headers --allowed-local-media-path --allowed-media-domains --allowed-methods
-    --code-revision --config-format --convert --custom-histogram-buckets --data-parallel-address
-    --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-rpc-port
-    --data-parallel-size-local --data-parallel-start-rank --decode-context-parallel-size
-    --default-chat-template-kwargs --disable-fastapi-docs --disable-hybrid-kv-cache-manager --download-dir
-    --enable-auto-tool-choice --enable-dbo --enable-elastic-ep --enable-eplb --enable-expert-parallel
-    --enable-fault-tolerance --enable-force-include-usage --enable-log-outputs --enable-log-requests --enable-lora
-    --enable-mfu-metrics --enable-per-request-metrics --enable-prompt-embeds --enable-server-load-tracking
-    --enable-sleep-mode --enable-ssl-refresh --enable-tokenizer-info-endpoint --fully-sharded-loras
-    --h11-max-header-count --h11-max-incomplete-event-size --headless --hf-config-path --hf-overrides --hf-token
-    --ignore-patterns --io-processor-plugin --kv-cache-metrics --kv-events-config --kv-offloading-backend
-    --kv-offloading-size --kv-transfer-config --language-model-only --log-config-file --logits-processors
-    --lora-modules --master-addr --master-port --max-cpu-loras --max-lora-rank --max-loras
-    --max-num-partial-prefills --max-parallel-loading-workers --middleware --mm-encoder-tp-mode
-    --mm-processor-kwargs --model-impl --model-loader-extra-config --nnodes --no-async-engine
-    --no-enable-chunked-prefill --node-rank --otlp-traces-endpoint --override-generation-config --pooler-config
-    --prefill-context-parallel-size --prefix-caching-hash-algo --prefill-schedule-interval --profiler-config
-    --quantization-config --ray-workers-use-nsight --reasoning-parser --reasoning-parser-plugin
-    --return-tokens-as-token-ids --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl
-    --show-hidden-metrics-for-version --skip-tokenizer-init --spec-method --spec-model --spec-tokens
-    --speculative-config --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --structured-outputs-config
-    --tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
-    --trust-request-chat-template --worker-cls --worker-extension-cls
-    """.split()
-)
+_NOT_YET = """
+--allow-credentials --allowed-headers --allowed-local-media-path --allowed-media-domains --allowed-methods
+--code-revision --config-format --convert --custom-histogram-buckets --data-parallel-address
+--data-parallel-backend --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-rpc-port
+--data-parallel-size-local --data-parallel-start-rank --decode-context-parallel-size
+--default-chat-template-kwargs --disable-fastapi-docs --disable-hybrid-kv-cache-manager --download-dir
+--enable-auto-tool-choice --enable-dbo --enable-elastic-ep --enable-eplb --enable-expert-parallel
+--enable-fault-tolerance --enable-force-include-usage --enable-log-outputs --enable-log-requests --enable-lora
+--enable-mfu-metrics --enable-per-request-metrics --enable-prompt-embeds --enable-server-load-tracking
+--enable-sleep-mode --enable-ssl-refresh --enable-tokenizer-info-endpoint --fully-sharded-loras
+--h11-max-header-count --h11-max-incomplete-event-size --headless --hf-config-path --hf-overrides --hf-token
+--ignore-patterns --io-processor-plugin --kv-cache-metrics --kv-events-config --kv-offloading-backend
+--kv-offloading-size --kv-transfer-config --language-model-only --log-config-file --logits-processors
+--lora-modules --master-addr --master-port --max-cpu-loras --max-lora-rank --max-loras
+--max-num-partial-prefills --max-parallel-loading-workers --middleware --mm-encoder-tp-mode
+--mm-processor-kwargs --model-impl --model-loader-extra-config --nnodes --no-async-engine
+--no-enable-chunked-prefill --node-rank --otlp-traces-endpoint --override-generation-config --pooler-config
+--prefill-context-parallel-size --prefix-caching-hash-algo --prefill-schedule-interval --profiler-config
+--quantization-config --ray-workers-use-nsight --reasoning-parser --reasoning-parser-plugin
+--return-tokens-as-token-ids --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl
+--show-hidden-metrics-for-version --skip-tokenizer-init --spec-method --spec-model --spec-tokens
+--speculative-config --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --structured-outputs-config
+--tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
+--trust-request-chat-template --worker-cls --worker-extension-cls
+"""
+NOT_YET = frozenset(_NOT_YET.split())
 
 
 def add_no_ops(parser: argparse.ArgumentParser) -> None:

@@ -23,26 +23,36 @@ from typing import TYPE_CHECKING
 
 from octavo import __version__
 from octavo.config import EngineConfig, ServerConfig
+from octavo.errors import OctavoError
 from octavo.server.keys import load_keys
 from octavo.server.listener import BACKLOG, check_certificate, listening
+from octavo.server.logs import notice, set_up_logs
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from octavo.async_llm import AsyncLLM
 
+logger = logging.getLogger(__name__)
+
 KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which would else meet closed connections
 LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections are cut
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError."""
-    server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
-    check_certificate(server_config)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("octavo").setLevel(server_config.log_level.upper())
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(engine_config, server_config))
+    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError; where
+    the log is for programs, it tells of them instead."""
+    set_up_logs(server_config)
+    try:
+        server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
+        check_certificate(server_config)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(engine_config, server_config))
+    except OctavoError as error:
+        if server_config.log_format == "text":
+            raise
+        logger.critical("%s", error.message)
+        return error.exit_code
 
 
 async def _serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
@@ -114,7 +124,7 @@ async def _serve_app(
         serving.result()
         return 1
     front = app.state.front
-    _say(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
+    notice(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
     http.should_exit = True
     await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)
     front.stop()
@@ -139,13 +149,17 @@ def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None
     config: ServerConfig = app.state.front.config
     name = app.state.front.model_names[0]
     defaults = ", ".join(f"{key}={value}" for key, value in llm.default_sampling_params.items()) or "neutral"
-    _say(f"octavo {__version__}: {name} in {llm.info.arithmetic} on {llm.info.isa}, {llm.info.num_threads} threads")
-    _say(llm.info.memory_plan)
-    _say(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
+    notice(f"octavo {__version__}: {name} in {llm.info.arithmetic} on {llm.info.isa}, {llm.info.num_threads} threads")
+    notice(llm.info.memory_plan)
+    notice(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
     url = _url(config, listener)
-    _say(f"ready on {url if config.uds is None else config.uds}; try")
+    ready = f"ready on {url if config.uds is None else config.uds}"
+    if config.log_format == "json":
+        notice(ready)
+        return
+    notice(f"{ready}; try")
     for line in _examples(llm, config, url, name):
-        _say(f"  {line}")
+        notice(f"  {line}")
 
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:
@@ -177,10 +191,6 @@ def _program() -> str:
     if os.path.basename(called) != "octavo":
         return "python -m octavo"
     return "octavo" if shutil.which("octavo") == os.path.abspath(called) else shlex.quote(called)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
