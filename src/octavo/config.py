@@ -13,6 +13,7 @@ from typing import Any, Literal
 from octavo.errors import ConfigError
 
 MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
+MAX_SECONDS = 1e6  # of a timer that will ever end
 MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
 
 
@@ -207,6 +208,9 @@ class ServerConfig:
         unit="tokens",
     )
     max_body_bytes: int = option(32 * 1024 * 1024, "largest request body; a larger one gets 413", unit="bytes")
+    client_timeout: float = option(
+        60.0, "how long a client may stop in the middle of a request, or of reading its answer", unit="seconds"
+    )
     metrics_auth: bool = option(False, "guard /metrics with the API key too")
     shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")
     log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
@@ -217,6 +221,7 @@ class ServerConfig:
         _check_choices(self)
         _check_range(self, "port", 0, 65535)
         _check_range(self, "shutdown_timeout", 0)
+        _check_range(self, "client_timeout", 0.001, MAX_SECONDS)
         _check_range(self, "max_body_bytes", 1)
         _check_range(self, "max_num_queued_reqs", 1)
         _check_range(self, "max_num_queued_tokens", 1)

@@ -17,6 +17,9 @@ from octavo.errors import ConfigError
 
 BACKLOG = 2048  # connections that wait for an accept, also while the model loads
 PROBE_SECONDS = 1.0
+# Linux would keep up to 4 MiB of an answer that nobody reads. It doubles this; enough for megabytes a second at any
+# distance on earth, where a stream of tokens needs some kilobytes.
+SEND_BUFFER_BYTES = 128 * 1024
 
 
 @contextlib.contextmanager
@@ -44,6 +47,7 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # also of what it accepts
         listener.bind(address)
         listener.listen(BACKLOG)
         return listener

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo import __version__
@@ -29,6 +30,7 @@ from octavo.server.listener import BACKLOG, check_certificate, listening
 from octavo.server.logs import notice, set_up_logs
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.applications import Starlette
 
     from octavo.async_llm import AsyncLLM
@@ -40,8 +42,8 @@ LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError; where
-    the log is for programs, it tells of them instead."""
+    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError.
+    A log for programs tells of them instead."""
     set_up_logs(server_config)
     try:
         server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
@@ -93,31 +95,7 @@ async def _serve_app(
     listener: socket.socket, app: Starlette, server_config: ServerConfig, stopped: asyncio.Task[bool]
 ) -> int:
     """Serve until `stopped`, then drain."""
-    import uvicorn
-
-    class Http(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # the signals are ours
-
-    http = Http(
-        uvicorn.Config(
-            app,
-            loop="none",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            ssl_certfile=server_config.ssl_certfile,
-            ssl_keyfile=server_config.ssl_keyfile,
-            timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout + LAST_WORDS_SECONDS),
-        )
-    )
+    http = _http_server(app, server_config)
     serving = asyncio.create_task(http.serve([listener]))
     await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
@@ -130,6 +108,37 @@ async def _serve_app(
     front.stop()
     await serving
     return 0
+
+
+def _http_server(app: Starlette, config: ServerConfig) -> uvicorn.Server:
+    import uvicorn
+
+    from octavo.server.connection import Connection
+
+    class Http(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # the signals are ours
+
+    return Http(
+        uvicorn.Config(
+            app,
+            http=partial(Connection, patience=config.client_timeout),  # type: ignore[arg-type]  # what makes one will do
+            loop="none",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            timeout_graceful_shutdown=math.ceil(config.shutdown_timeout + LAST_WORDS_SECONDS),
+        )
+    )
 
 
 def _handle_signals(stopping: asyncio.Event) -> None:
