@@ -23,6 +23,7 @@ class FakeServer(ThreadingHTTPServer):
         self.status = 200
         self.failure: str | None = None  # sent as an error event in the middle of a stream
         self.num_good = 0  # streams that end well before any fails
+        self.counting = threading.Lock()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client may leave in the middle of an answer, when it has read an error event: nothing to print."""
@@ -43,7 +44,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, body, self.headers["Authorization"]))
+        with self.server.counting:  # a stream's number is its own, whatever arrives beside it
+            self.server.requests.append((self.path, body, self.headers["Authorization"]))
+            num_streams = sum(sent is not None for _, sent, _ in self.server.requests)
         if self.server.status != 200:
             self._json({"error": {"message": "max_tokens is -1; it must be at least 1", "type": "invalid_request"}})
             return
@@ -51,7 +54,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        num_streams = sum(sent is not None for _, sent, _ in self.server.requests)
         for i, word in enumerate(self.server.words):
             if self.server.failure and num_streams > self.server.num_good and i == 2:
                 self._chunk(f"data: {json.dumps({'error': {'message': self.server.failure}})}\n\n")

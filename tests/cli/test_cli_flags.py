@@ -42,6 +42,7 @@ def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
         (["--max-model-len=8k"], "max_model_len", 8000),
         (["--max-model-len", "8K"], "max_model_len", 8192),
         (["--max-model-len", "auto"], "max_model_len", "auto"),
+        (["--max-model-len", "-1"], "max_model_len", "auto"),
         (["--max_model_len", "7"], "max_model_len", 7),
         (["--kv-cache-memory-bytes", "2GiB"], "kv_cache_memory_bytes", 2 * 2**30),
         (["--kv-cache-memory-bytes", "1.5G"], "kv_cache_memory_bytes", 3 * 2**29),

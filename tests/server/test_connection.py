@@ -99,10 +99,24 @@ def test_a_head_too_large_is_a_431(patient, head):
     assert json.loads(body)["error"]["code"] == "head_too_large"
 
 
-@pytest.mark.parametrize("piece", [b"a: b\r\n", b"x" * 1000], ids=["headers", "one header"])
-def test_a_head_without_end_is_ended(patient, piece):
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0"
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"GET /", b"a" * 1000),
+        (b"GET /health HTTP/1.1\r\na: b", b"a: b\r\n"),
+        (b"GET /health HTTP/1.1\r\na: b", b"b" * 1000),
+        (CHUNKED + b"\r\na: b", b"b" * 1000),
+        (CHUNKED + b"\r\na: b", b"a: b\r\n"),
+        (CHUNKED + b";a=", b"b" * 1000),
+    ],
+    ids=["path", "headers", "one header", "one trailer", "trailers", "chunk extension"],
+)
+def test_a_head_without_end_is_ended(patient, start, piece):
     with connect(patient) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\na: b")
+        client.sendall(start)
         sent = 0
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             while sent < 64 * MAX_HEAD_BYTES:

@@ -38,7 +38,8 @@ class Connection(HttpToolsProtocol):
         self._reading = Patience(self.loop, patience, self._give_up_reading)
         self._writing = Patience(self.loop, patience, self._give_up_writing)
         self._in_head = self._in_body = False
-        self._head_bytes = 0
+        self._head_bytes = 0  # of all headers so far, also those behind a body
+        self._open_bytes = 0  # received since a head began or ended, or a piece of body came
         self._unread_bytes = 0  # of the answer, here, when the patience began
         self._head_too_large = False
 
@@ -55,32 +56,34 @@ class Connection(HttpToolsProtocol):
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._in_head
+        self._open_bytes += len(data)
         if self._in_body:
             self._reading.begin()
         super().data_received(data)
-        if was_in_head and self._in_head:  # not one header more in all of it
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self._head_too_large = True
-                self.send_400_response("")
+        if self._open_bytes > MAX_HEAD_BYTES and (self._in_head or self._in_body) and not self.transport.is_closing():
+            self._head_too_large = True
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._open_bytes = True, 0, 0
         self._reading.begin()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        self._check_head(len(self.url))
+        self._check_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        self._check_head(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
+        self._check_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
+        self._in_head, self._in_body, self._open_bytes = False, True, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._open_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -88,7 +91,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _check_head(self, num_bytes: int) -> None:
-        if num_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
             self._head_too_large = True
             raise HeadTooLargeError
 

@@ -42,8 +42,8 @@ LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError.
-    A log for programs tells of them instead."""
+    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once), CheckpointError, and
+    EngineDeadError where the engine cannot be kept alive (exit code 1). A log for programs tells of them instead."""
     set_up_logs(server_config)
     try:
         server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
@@ -96,12 +96,22 @@ async def _serve_app(
 ) -> int:
     """Serve until `stopped`, then drain."""
     http = _http_server(app, server_config)
+    front = app.state.front
     serving = asyncio.create_task(http.serve([listener]))
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    dead = asyncio.create_task(front.llm.wait_until_dead())
+    await asyncio.wait((serving, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
+        dead.cancel()
         serving.result()
         return 1
-    front = app.state.front
+    if dead.done():
+        notice(f"{dead.result().message}; this server ends")
+        await asyncio.wait((stopped,), timeout=LAST_WORDS_SECONDS)  # clients read their errors, probes a 503
+        front.stop()
+        http.should_exit = True
+        await serving
+        raise dead.result()
+    dead.cancel()
     notice(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
     http.should_exit = True
     await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)
