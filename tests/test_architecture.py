@@ -41,6 +41,7 @@ ARROWS = {
     "cli": LEAVES
     | {"server", "llm", "async_llm", "engine", "core", "core.plan", "runtime", "models", "quant", "ops", "checkpoint"}
     | {"text"},
+    "entrypoints": {"cli"},
 }
 # Beside the table: the root holds the public names and is a door to nothing else.
 DOORS = {"__init__", "__main__"}

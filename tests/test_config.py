@@ -42,3 +42,8 @@ def test_blocks_are_kept_on_disk_only_for_the_prefix_cache():
 def test_server_options():
     with pytest.raises(ConfigError, match=r"port is 70000; it must be in \[0, 65535\]"):
         ServerConfig(port=70000)
+    with pytest.raises(ConfigError, match=r"ssl_keyfile is 'key\.pem', but there is no ssl_certfile"):
+        ServerConfig(ssl_keyfile="key.pem")
+    for root_path in ("llm", "/llm/", "/"):
+        with pytest.raises(ConfigError, match=f"root_path is '{root_path}'; it must begin, and not end, with a slash"):
+            ServerConfig(root_path=root_path)

@@ -124,6 +124,16 @@ class AsyncLLM:
         """Samples (a request with n counts n times) that run, wait, or are on their way to the engine."""
         return self._outputs.num_unfinished
 
+    @property
+    def num_unanswered_tokens(self) -> int:
+        """Prompt tokens of the requests of which nothing has come yet: they wait, or their prompt is being computed."""
+        requests = (stream.request for stream in self._streams.values())
+        return sum(
+            len(request.prompt_token_ids)
+            for request in requests
+            if not any(sample.token_ids for sample in request.samples)
+        )
+
     def generate(
         self,
         prompt: Prompt,

@@ -17,9 +17,17 @@ MAX_TIMEOUT_SECONDS = 7 * 24 * 3600  # a longer one is 0, which means never
 MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, unit: str | None = None) -> Any:
-    """A documented field. `choices` are checked at construction; `unit` is shown in --help."""
-    metadata = {"help": help, "choices": choices, "unit": unit}
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    unit: str | None = None,
+    short: str | None = None,
+) -> Any:
+    """A documented field. `choices` are checked at construction; `unit` is shown in --help; `short` is a second name of
+    its flag."""
+    metadata = {"help": help, "choices": choices, "unit": unit, "short": short}
     if isinstance(default, (list, dict)):
         kind = type(default)
         return field(default_factory=lambda: kind(default), metadata=metadata)
@@ -29,6 +37,11 @@ def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, u
 def environment(name: str, default: str | None = None) -> str | None:
     """The one door to environment variables: OCTAVO_<name>."""
     return os.environ.get(f"OCTAVO_{name}", default)
+
+
+def api_key_of_environment() -> str | None:
+    """OCTAVO_API_KEY, or the name that commands made for vLLM set."""
+    return environment("API_KEY") or os.environ.get("VLLM_API_KEY")
 
 
 def _check_choices(config: Any) -> None:
@@ -69,6 +82,7 @@ class EngineConfig:
         None,
         "quantise the weights at load: int8 (a scale for each row), or int4 in groups of 32 (embedding and head: int8)",
         choices=("int8", "int4"),
+        short="-q",
     )
     activation_dtype: str = option(
         "auto",
@@ -77,7 +91,7 @@ class EngineConfig:
         choices=("auto", "bfloat16", "int8", "int16"),
     )
     max_model_len: int | Literal["auto"] | None = option(
-        None, "longest prompt + output; default: the checkpoint's; auto: the longest that fits memory", unit="tokens"
+        None, "longest prompt + output; default: the checkpoint's; auto (or -1): what fits memory", unit="tokens"
     )
     seed: int = option(0, "seed of the random weights of --load-format dummy and of seedless requests of LLM")
     # Memory
@@ -132,7 +146,7 @@ class EngineConfig:
         "an engine process that has requests and finishes no step for so long is killed and started again; 0: never",
         unit="seconds",
     )
-    tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)")
+    tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)", short="-tp")
     # Text and sampling
     chat_template: str | None = option(None, "file (or the text itself) of a chat template that replaces the model's")
     generation_config: str = option(
@@ -168,6 +182,8 @@ class EngineConfig:
                 f"kv_offload_dir is {self.kv_offload_dir!r}, but without enable_prefix_caching no block is looked for",
                 param="kv_offload_dir",
             )
+        if self.max_model_len == -1:  # vLLM's other word for it
+            object.__setattr__(self, "max_model_len", "auto")
         if self.max_model_len not in (None, "auto"):
             _check_range(self, "max_model_len", 1)
         if self.tensor_parallel_size != 1:
@@ -183,22 +199,46 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to bind")
     port: int = option(8000, "port to bind; 0: any free one")
-    api_key: list[str] = option([], "keys that clients must send as `Authorization: Bearer`; repeat for several")
+    uds: str | None = option(None, "path of a Unix socket to listen at instead of host and port")
+    root_path: str = option("", "prefix under which a proxy shows the routes, whether it takes it off or not")
+    ssl_certfile: str | None = option(None, "certificate (chain) in PEM; the server then speaks TLS alone")
+    ssl_keyfile: str | None = option(None, "its key in PEM; default: in the certificate's file")
+    api_key: list[str] = option(
+        [], "keys that clients must send as `Authorization: Bearer`; default: $OCTAVO_API_KEY or $VLLM_API_KEY, if set"
+    )
+    api_key_file: str | None = option(None, "file with more such keys, one a line")
     served_model_name: list[str] = option([], "names the model answers to; the first is reported; default: as given")
     allow_unknown_fields: bool = option(False, "ignore request fields that octavo does not know instead of a 400")
     allowed_origins: list[str] = option([], "origins allowed by CORS; default: none")
     max_num_queued_reqs: int | None = option(
         None, "waiting requests beyond which a new one gets 503; default: no limit"
     )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "prompt tokens of unanswered requests beyond which a new one gets 503, unless it is alone; default: no limit",
+        unit="tokens",
+    )
     max_body_bytes: int = option(32 * 1024 * 1024, "largest request body; a larger one gets 413", unit="bytes")
+    client_timeout: float = option(
+        60.0, "how long a client may stop in the middle of a request, or of reading its answer", unit="seconds"
+    )
     metrics_auth: bool = option(False, "guard /metrics with the API key too")
     shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")
     log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("text", "lines of text, or one JSON object a line", choices=("text", "json"))
     response_role: str = option("assistant", "role of chat answers")
 
     def __post_init__(self) -> None:
         _check_choices(self)
         _check_range(self, "port", 0, 65535)
         _check_range(self, "shutdown_timeout", 0)
+        _check_range(self, "client_timeout", 0.001, MAX_TIMEOUT_SECONDS)
         _check_range(self, "max_body_bytes", 1)
         _check_range(self, "max_num_queued_reqs", 1)
+        _check_range(self, "max_num_queued_tokens", 1)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            message = f"ssl_keyfile is {self.ssl_keyfile!r}, but there is no ssl_certfile"
+            raise ConfigError(message, param="ssl_keyfile")
+        if self.root_path and not (self.root_path.startswith("/") and not self.root_path.endswith("/")):
+            message = f"root_path is {self.root_path!r}; it must begin, and not end, with a slash"
+            raise ConfigError(message, param="root_path")

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 
 class OctavoError(Exception):
-    """Base of all. `code` is the machine-readable word in OpenAI's error object."""
+    """Base of all. `code` is the machine-readable word in OpenAI's error object; `exit_code` is a program's."""
 
     status = 500
+    exit_code = 1
     code: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -64,6 +65,7 @@ class EngineDeadError(OctavoError):
 
 class ConfigError(OctavoError, ValueError):
     code = "config_error"
+    exit_code = 2
 
 
 class CheckpointError(OctavoError):

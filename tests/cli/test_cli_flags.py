@@ -42,6 +42,7 @@ def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
         (["--max-model-len=8k"], "max_model_len", 8000),
         (["--max-model-len", "8K"], "max_model_len", 8192),
         (["--max-model-len", "auto"], "max_model_len", "auto"),
+        (["--max-model-len", "-1"], "max_model_len", "auto"),
         (["--max_model_len", "7"], "max_model_len", 7),
         (["--kv-cache-memory-bytes", "2GiB"], "kv_cache_memory_bytes", 2 * 2**30),
         (["--kv-cache-memory-bytes", "1.5G"], "kv_cache_memory_bytes", 3 * 2**29),
@@ -58,6 +59,10 @@ def test_without_flags_the_defaults_of_the_dataclass_hold() -> None:
         (["--no-prefix-caching", "--enable-prefix-caching"], "enable_prefix_caching", True),
         (["--api-key", "a", "--api-key", "b,c"], "api_key", ["a", "b", "c"]),
         (["--served-model-name", "x"], "served_model_name", ["x"]),
+        (["--served-model-name", "x", "org/y"], "served_model_name", ["x", "org/y"]),
+        (["--allowed-origins", '["http://a", "http://b"]'], "allowed_origins", ["http://a", "http://b"]),
+        (["-tp", "1"], "tensor_parallel_size", 1),
+        (["-q", "int8"], "quantization", "int8"),
         (["--revision", "main"], "revision", "main"),
     ],
 )
@@ -78,6 +83,21 @@ def test_wrong_value_names_flag_and_field() -> None:
         config_from_args(parse("--block-size", "17"), EngineConfig)
     with pytest.raises(ConfigError, match="argument --shutdown-timeout: 'soon' is not a number"):
         parse("--shutdown-timeout", "soon")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--api-key", ""], "argument --api-key: it is empty"),
+        (["--api-key", " , "], "argument --api-key: it is empty"),
+        (["--api-key", "[]"], "argument --api-key: it is empty"),
+        (["--allowed-origins", "[1]"], r"argument --allowed-origins: '\[1\]' is not a JSON list of strings"),
+        (["--allowed-origins", "[x"], r"argument --allowed-origins: '\[x' is not a JSON list of strings"),
+    ],
+)
+def test_a_list_is_never_empty(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(*words)
 
 
 def test_values_given_beside_the_flags() -> None:

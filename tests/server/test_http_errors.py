@@ -310,6 +310,20 @@ async def test_the_key_guards_all_but_the_probes(serve):
     error_of(await guarded.http.get("/metrics"), 401)
 
 
+async def test_a_proxy_may_leave_its_prefix_on(serve):
+    server = await serve(root_path="/llm", api_key=["k"])
+    for path in ("/health", "/llm/health"):
+        assert (await server.http.get(path)).status_code == 200
+    for path in ("/v1/models", "/llm/v1/models"):
+        error_of(await server.http.get(path), 401)
+        assert (await server.http.get(path, headers={"authorization": "Bearer k"})).status_code == 200
+    error_of(await server.http.get("/llmhealth", headers={"authorization": "Bearer k"}), 404)
+    response = await server.http.post("/llm/v1/messages", headers={"x-api-key": "k"}, json={})
+    assert response.status_code == 400 and response.json()["type"] == "error"
+    document = (await server.http.get("/llm/openapi.json", headers={"authorization": "Bearer k"})).json()
+    assert document["servers"] == [{"url": "/llm"}]
+
+
 async def test_cors_only_for_allowed_origins(serve, server):
     origin = {"origin": "http://page", "access-control-request-method": "POST"}
     assert "access-control-allow-origin" not in (await server.http.get("/version", headers=origin)).headers

@@ -191,6 +191,35 @@ async def test_a_full_queue_is_a_503_with_retry_after(serve):
     assert (await server.post(PATH, prompt="a")).status_code == 200
 
 
+async def test_too_many_waiting_tokens_are_a_503_with_retry_after(serve):
+    server = await serve(max_num_queued_tokens=10)
+    server.engine.hold()
+    waiting = [asyncio.create_task(server.post(PATH, prompt=[5] * 30))]  # more than may wait, but alone
+    await until(lambda: server.llm.num_unanswered_tokens == 30)
+    response = await server.post(PATH, prompt=[5])
+    assert response.status_code == 503 and response.headers["retry-after"] == "1"
+    error = response.json()["error"]
+    assert error["code"] == "queue_full"
+    assert error["message"] == (
+        "30 prompt tokens are already waiting, and this call has 1; at most 10 may wait (--max-num-queued-tokens)"
+    )
+    server.engine.release()
+    assert (await waiting[0]).status_code == 200
+    server.engine.hold()
+    waiting = [asyncio.create_task(server.post(PATH, prompt=[[5] * 3, [6] * 2])) for _ in range(2)]
+    await until(lambda: server.llm.num_unanswered_tokens == 10)
+    for path, body in (
+        (PATH, {"prompt": [5]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    ):
+        assert (await server.post(path, **body)).status_code == 503
+    server.engine.release()
+    assert [response.status_code for response in await asyncio.gather(*waiting)] == [200, 200]
+    assert server.llm.num_unanswered_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("running", "waiting", "unfinished", "full"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.errors import ConfigError
-from octavo.server.serve import bind
+from support.certificate import CERTIFICATE, KEY
 from support.served import ServerProcess
 
 
@@ -60,11 +60,6 @@ def test_ops_3_a_busy_port_is_noticed_before_the_model_loads(start):
     assert second.end() not in (0, None)
     assert str(first.port) in second.log and "in use" in second.log
     first.complete(prompt="a", max_tokens=1)
-
-
-def test_a_wrong_host_is_a_config_error():
-    with pytest.raises(ConfigError, match="--host"):
-        bind("192.0.2.1", 8000)
 
 
 def test_a_signal_lets_running_requests_finish(start):
@@ -138,3 +133,61 @@ def test_api_6_a_huge_body_gets_its_413(start):
     server.wait_until_ready()
     assert server.post("/v1/completions", prompt="a" * 65_000_000).status_code == 413
     server.complete(prompt="a", max_tokens=1)
+
+
+def test_tls(start, tmp_path):
+    certfile, keyfile = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certfile.write_text(CERTIFICATE)
+    keyfile.write_text(KEY)
+    server = start("--ssl-certfile", str(certfile), "--ssl-keyfile", str(keyfile))
+    server.wait_until_ready()
+    url = server.url.replace("http:", "https:")
+    assert f"ready on {url}" in server.log
+    context = ssl.create_default_context(cafile=str(certfile))
+    body = {"prompt": "a", "max_tokens": 3, "stream": True}
+    with httpx.Client(verify=context) as client:
+        answer = client.post(f"{url}/v1/completions", json=body)
+    assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{server.url}/health")
+
+
+def test_a_socket_in_the_file_system(start, tmp_path):
+    path = tmp_path / "socket"
+    server = start("--uds", str(path))
+    server.wait_until_ready()
+    assert f"ready on {path}" in server.log
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        answer = client.post("http://localhost/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    assert answer.status_code == 200
+    second = start("--uds", str(path), load_seconds=20.0)
+    assert second.end() == 2 and "a server listens there" in second.log
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    assert "curl http://localhost/v1/chat/completions" in server.log and f"--unix-socket {path} -d" in server.log
+    assert not path.exists()
+
+
+def test_keys_come_from_a_file_too(start, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("from-file\n")
+    server = start("--api-key-file", str(keys), "--api-key", "from-option")
+    server.wait_until_ready()
+    for key, status in (("from-file", 200), ("from-option", 200), ("other", 401)):
+        headers = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
+
+
+def test_the_log_may_be_for_programs(start, tmp_path):
+    server = start("--log-format", "json", "--log-level", "error")
+    server.wait_until_ready()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+    second = start("--log-format", "json", "--uds", str(tmp_path / "none" / "socket"))
+    assert second.end() == 2
+    entries = [json.loads(line) for line in server.lines + second.lines]
+    assert all(set(entry) == {"time", "level", "logger", "message"} for entry in entries)
+    assert f"ready on {server.url}" in [entry["message"] for entry in entries]
+    assert entries[-1]["level"] == "critical" and "none/socket cannot be used" in entries[-1]["message"]

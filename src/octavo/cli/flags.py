@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 import types
 import typing
@@ -73,15 +74,32 @@ def parse_number(text: str) -> float:
 
 
 class _Extend(argparse.Action):
-    """A list, by repetition or commas."""
+    """A list, by repetition, blanks, commas, or as JSON. Of several words in a row `swallowed` keeps a note: the last
+    may have been meant for something else. None at all is refused: an empty key, say, must not open a server."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        words = [word.strip() for word in values.split(",") if word.strip()]
+        words = [word for value in values for word in self._split(value)]
+        if not words:
+            raise argparse.ArgumentError(self, "it is empty")
+        if len(values) > 1:
+            namespace.swallowed = f"{option_string} {' '.join(values)}"
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), *words])
+
+    def _split(self, value: str) -> list[str]:
+        if not value.startswith("["):
+            return [word.strip() for word in value.split(",") if word.strip()]
+        try:
+            words = json.loads(value)
+        except ValueError:
+            words = None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise argparse.ArgumentError(self, f"{value!r} is not a JSON list of strings")
+        return words
 
 
 def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     flag, kind = flag_name(field.name), _kind(hint)
+    names = [flag, *filter(None, [field.metadata["short"]])]
     common = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help(field)}
     if kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
@@ -91,9 +109,9 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
                 short, dest=field.name, action="store_false", default=argparse.SUPPRESS, help=argparse.SUPPRESS
             )
     elif kind is list:
-        group.add_argument(flag, action=_Extend, metavar="TEXT", **common)
+        group.add_argument(flag, action=_Extend, nargs="+", metavar="TEXT", **common)
     else:
-        group.add_argument(flag, type=_converter(hint), metavar=_metavar(field, kind), **common)
+        group.add_argument(*names, type=_converter(hint), metavar=_metavar(field, kind), **common)
 
 
 def _members(hint: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import sys
 
 from octavo.cli.dispatch import Command, dispatch
 from octavo.config import environment
-from octavo.errors import ConfigError, OctavoError
+from octavo.errors import OctavoError
 
 COMMANDS = (
     Command("serve", "octavo.cli.serve", "serve a model over the OpenAI HTTP API"),
@@ -39,4 +39,4 @@ def main(argv: list[str] | None = None) -> int:
         if environment("DEBUG"):
             raise
         print(f"octavo: error: {error.message}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return error.exit_code

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from octavo.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
-    """Options have to be written out in full; `_` for `-` in a name is accepted. Raises ConfigError on a wrong line."""
+    """Options have to be written out in full; `_` for `-` in a name is accepted. Raises ConfigError on a wrong line.
 
-    def __init__(self, prog: str, description: str, usage: str) -> None:
+    `not_yet` are names that users may know from elsewhere, and that are refused in other words than a slip."""
+
+    def __init__(self, prog: str, description: str, usage: str, not_yet: Collection[str] = ()) -> None:
         super().__init__(
             prog=prog,
             description=description,
@@ -21,12 +23,24 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
         )
+        self._not_yet = not_yet
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
         return super().parse_args(list(self._checked(args)), namespace)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see `{self.prog} --help`)")
+
+    def option(self, name: str) -> argparse.Action:
+        """The option that is called so, with its dashes. Raises ConfigError where there is none."""
+        dashed = name.replace("_", "-")
+        if action := self._option_string_actions.get(dashed):
+            return action
+        if dashed.partition(".")[0] in self._not_yet:
+            raise ConfigError(f"{name} is not supported yet (see `{self.prog} --help`)")
+        raise ConfigError(
+            f"unknown option {name}{nearest(dashed, self._option_string_actions)} (see `{self.prog} --help`)"
+        )
 
     def _checked(self, args: Sequence[str]) -> Iterable[str]:
         """The arguments with option names normalised; an unknown option is an error before anything else is."""
@@ -38,11 +52,8 @@ class Parser(argparse.ArgumentParser):
                 yield word
                 continue
             name, equals, value = word.partition("=")
-            dashed = name.replace("_", "-")
-            if dashed not in self._option_string_actions:
-                hint = nearest(dashed, self._option_string_actions)
-                raise ConfigError(f"unknown option {name}{hint} (see `{self.prog} --help`)")
-            yield dashed + equals + value
+            self.option(name)
+            yield name.replace("_", "-") + equals + value
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

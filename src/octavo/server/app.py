@@ -29,7 +29,7 @@ from octavo.server import (
 )
 from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_error
 from octavo.server.front import Front
-from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId
+from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId, RootPath
 from octavo.server.openapi import Handler, Operation
 from octavo.server.protocol import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.protocol_anthropic import CountTokensRequest, MessagesRequest
@@ -87,7 +87,8 @@ def _endpoint(handler: Handler, front: Front) -> Callable[[Request], Awaitable[R
 
 def _middleware(config: ServerConfig) -> list[Middleware]:
     """Outermost first."""
-    stack = [Middleware(RequestId)]
+    stack = [Middleware(RootPath, config.root_path)] if config.root_path else []
+    stack.append(Middleware(RequestId))
     if config.allowed_origins:
         stack.append(
             Middleware(

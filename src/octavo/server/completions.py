@@ -40,7 +40,7 @@ async def create(front: Front, request: Request) -> Response:
     prompts = await _prompts(front, asked)
     room = front.llm.info.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
     beams = beam_search_params(asked, params, room)
-    front.admit(asked.priority)
+    front.admit(asked.priority, sum(len(each.token_ids) for each in prompts))
     answer = _Answer(front, asked, model, prompts, params, beams, request.scope)
     if asked.stream:
         return await open_stream(front, answer.events(), request.receive)

@@ -21,6 +21,7 @@ from octavo.errors import OctavoError, QueueFullError
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 2000  # characters: a template or a client may put anything into a message
+MAX_FIELD = 64  # characters of a field's name in the log; an unknown one may be anything
 
 _TYPES = {
     400: "BadRequestError",
@@ -94,16 +95,19 @@ def record_of(error: Exception, scope: Scope) -> dict[str, Any]:
 
 
 def log_failure(scope: Scope, error: Exception) -> None:
-    """A line for whatever did not end as it should; what the client did wrong is for debugging alone."""
+    """A line for whatever did not end as it should; what the client did wrong is for debugging alone. Its message may
+    quote the body, so that the line has the code and the field instead."""
     request_id = scope.get("octavo.request_id")
+    about: dict[str, Any] = {"extra": {"request_id": request_id}}
     if not isinstance(error, OctavoError):
-        logger.error("request %s: an unexpected error", request_id, exc_info=error)
+        logger.error("request %s: an unexpected error", request_id, exc_info=error, **about)
     elif isinstance(error, ClientGoneError):
-        logger.info("request %s: %s", request_id, error.message)
+        logger.info("request %s: %s", request_id, error.message, **about)
     elif error.status >= 500:
-        logger.error("request %s: %s", request_id, error.message)
+        logger.error("request %s: %s", request_id, error.message, **about)
     else:
-        logger.debug("request %s: %d %s", request_id, error.status, error.message)
+        field = "" if error.param is None else f" ({error.param[:MAX_FIELD]})"
+        logger.debug("request %s: %d %s%s", request_id, error.status, error.code, field, **about)
 
 
 def error_response(error: OctavoError, scope: Scope) -> Response:

@@ -59,8 +59,8 @@ class Front:
             raise NotFoundError(f"model is {name[:200]!r}; this server has {served}", param="model")
         return name
 
-    def admit(self, priority: int = 0) -> None:
-        """Refuse what cannot run or must not wait."""
+    def admit(self, priority: int = 0, num_tokens: int = 0) -> None:
+        """Refuse what cannot run or must not wait; `num_tokens` are those of all its prompts."""
         if not self.llm.alive:
             raise EngineDeadError("the engine is dead")
         if priority and self.llm.config.scheduling_policy != "priority":
@@ -71,6 +71,12 @@ class Front:
         limit = self.config.max_num_queued_reqs
         if limit is not None and self._num_waiting() >= limit:
             raise QueueFullError(f"{limit} requests are already waiting (--max-num-queued-reqs)")
+        limit = self.config.max_num_queued_tokens
+        if limit is not None and (waiting := self.llm.num_unanswered_tokens) and waiting + num_tokens > limit:
+            raise QueueFullError(
+                f"{waiting} prompt tokens are already waiting, and this call has {num_tokens}; "
+                f"at most {limit} may wait (--max-num-queued-tokens)"
+            )
 
     def _num_waiting(self) -> int:
         """Waiting requests after the last step, and those on their way to the engine that will not run at once."""

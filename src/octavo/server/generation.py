@@ -101,7 +101,8 @@ class Call:
                     self._count(0, output)
                     yield 0, output
             return
-        queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue()
+        # Short: while nobody takes from it, the news of several steps become one output.
+        queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(len(self.prompts))
         tasks = [asyncio.create_task(self._pump(index, queue)) for index in range(len(self.prompts))]
         try:
             num_running = len(tasks)
@@ -139,11 +140,11 @@ class Call:
         try:
             async with aclosing(self._request(index)) as outputs:
                 async for output in outputs:
-                    queue.put_nowait((index, output))
+                    await queue.put((index, output))
         except Exception as error:
-            queue.put_nowait((index, error))
+            await queue.put((index, error))
         else:
-            queue.put_nowait((index, None))
+            await queue.put((index, None))
 
     def _request(self, index: int) -> AsyncGenerator[RequestOutput, None]:
         llm, prompt, params = self.front.llm, self.prompts[index], self.params

@@ -1,4 +1,4 @@
-"""What holds for every route: the request id, the API key, CORS. Plain ASGI, outermost first."""
+"""What holds for every route: the prefix of a proxy, the request id, the API key. Plain ASGI, outermost first."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ from octavo.server.errors import AuthenticationError, error_response, speaks_ant
 from octavo.server.protocol import MAX_ID_LENGTH
 
 OPEN_ROUTES = frozenset({"/health", "/ready"})
+
+
+class RootPath:
+    """Takes a proxy's prefix off the path, where the proxy has not."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
+            scope["path"] = scope["path"].removeprefix(self._prefix)
+        await self.app(scope, receive, send)
 
 
 class RequestId:

@@ -47,6 +47,8 @@ class Operation(NamedTuple):
 async def document(front: Front, request: Request) -> Response:
     """This description, as OpenAPI 3.1."""
     record = describe(request.app.state.operations, with_key=bool(front.config.api_key))
+    if front.config.root_path:
+        record["servers"] = [{"url": front.config.root_path}]
     return Response(msgspec.json.encode(record), media_type=JSON)
 
 

@@ -42,7 +42,7 @@ async def create(front: Front, request: Request) -> Response:
     check_tools(asked)
     messages = input_messages(asked, allow_unknown=front.config.allow_unknown_fields)
     prompt = await template_prompt(front, messages, **template_variables(asked.chat_template_kwargs))
-    front.admit(asked.priority)
+    front.admit(asked.priority, len(prompt))
     answer = _Answer(
         asked,
         Call(

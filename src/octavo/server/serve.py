@@ -1,13 +1,14 @@
 """`octavo serve`: a port, an engine behind it, and their orderly end.
 
-Owns the process: the listening socket (bound before anything loads), the signals, the start-up lines, the drain. The
-heavy imports happen while the engine's process loads the model.
+Owns the process: the signals, the start-up lines, the drain. The heavy imports happen while the engine's process loads
+the model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -18,72 +19,64 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo import __version__
 from octavo.config import EngineConfig, ServerConfig
-from octavo.errors import ConfigError
+from octavo.errors import OctavoError
+from octavo.server.keys import load_keys
+from octavo.server.listener import BACKLOG, check_certificate, listening
+from octavo.server.logs import notice, set_up_logs
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.applications import Starlette
 
     from octavo.async_llm import AsyncLLM
 
-BACKLOG = 2048  # connections that wait for an accept, also while the model loads
+logger = logging.getLogger(__name__)
+
 KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which would else meet closed connections
 LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections are cut
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once), CheckpointError, and
-    EngineDeadError where the engine cannot be kept alive (exit code 1)."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("octavo").setLevel(server_config.log_level.upper())
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(engine_config, server_config))
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Clients that come before the server is up wait in its queue."""
-    listener = None
+    EngineDeadError where the engine cannot be kept alive (exit code 1). A log for programs tells of them instead."""
+    set_up_logs(server_config)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        return listener
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise ConfigError(
-            f"port {port} on {host} cannot be used: {error.strerror} (--port, --host)", param="port"
-        ) from None
+        server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
+        check_certificate(server_config)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(engine_config, server_config))
+    except OctavoError as error:
+        if server_config.log_format == "text":
+            raise
+        logger.critical("%s", error.message)
+        return error.exit_code
 
 
 async def _serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     stopping = asyncio.Event()
     _handle_signals(stopping)
-    listener = bind(server_config.host, server_config.port)
-    stopped = asyncio.create_task(stopping.wait())
-    starting = asyncio.create_task(_start(engine_config, server_config))
-    try:
-        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            return 0
-        llm, app = await starting
+    with listening(server_config) as listener:
+        stopped = asyncio.create_task(stopping.wait())
+        starting = asyncio.create_task(_start(engine_config, server_config))
         try:
-            _print_start(llm, app, listener)
-            return await _serve_app(listener, app, server_config, stopped)
+            await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return 0
+            llm, app = await starting
+            try:
+                _print_start(llm, app, listener)
+                return await _serve_app(listener, app, server_config, stopped)
+            finally:
+                await llm.close()
         finally:
-            await llm.close()
-    finally:
-        stopped.cancel()
-        starting.cancel()
-        await asyncio.gather(starting, stopped, return_exceptions=True)
-        listener.close()
+            stopped.cancel()
+            starting.cancel()
+            await asyncio.gather(starting, stopped, return_exceptions=True)
 
 
 async def _start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[AsyncLLM, Starlette]:
@@ -102,16 +95,45 @@ async def _serve_app(
     listener: socket.socket, app: Starlette, server_config: ServerConfig, stopped: asyncio.Task[bool]
 ) -> int:
     """Serve until `stopped`, then drain."""
+    http = _http_server(app, server_config)
+    front = app.state.front
+    serving = asyncio.create_task(http.serve([listener]))
+    dead = asyncio.create_task(front.llm.wait_until_dead())
+    await asyncio.wait((serving, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        dead.cancel()
+        serving.result()
+        return 1
+    if dead.done():
+        notice(f"{dead.result().message}; this server ends")
+        await asyncio.wait((stopped,), timeout=LAST_WORDS_SECONDS)  # clients read their errors, probes a 503
+        front.stop()
+        http.should_exit = True
+        await serving
+        raise dead.result()
+    dead.cancel()
+    notice(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
+    http.should_exit = True
+    await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)
+    front.stop()
+    await serving
+    return 0
+
+
+def _http_server(app: Starlette, config: ServerConfig) -> uvicorn.Server:
     import uvicorn
+
+    from octavo.server.connection import Connection
 
     class Http(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # the signals are ours
 
-    http = Http(
+    return Http(
         uvicorn.Config(
             app,
+            http=partial(Connection, patience=config.client_timeout),  # type: ignore[arg-type]  # what makes one will do
             loop="none",
             ws="none",
             lifespan="off",
@@ -122,31 +144,11 @@ async def _serve_app(
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout + LAST_WORDS_SECONDS),
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            timeout_graceful_shutdown=math.ceil(config.shutdown_timeout + LAST_WORDS_SECONDS),
         )
     )
-    front = app.state.front
-    serving = asyncio.create_task(http.serve([listener]))
-    dead = asyncio.create_task(front.llm.wait_until_dead())
-    await asyncio.wait((serving, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        dead.cancel()
-        serving.result()
-        return 1
-    if dead.done():
-        _say(f"{dead.result().message}; this server ends")
-        await asyncio.wait((stopped,), timeout=LAST_WORDS_SECONDS)  # clients read their errors, probes a 503
-        front.stop()
-        http.should_exit = True
-        await serving
-        raise dead.result()
-    dead.cancel()
-    _say(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
-    http.should_exit = True
-    await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)
-    front.stop()
-    await serving
-    return 0
 
 
 def _handle_signals(stopping: asyncio.Event) -> None:
@@ -163,31 +165,43 @@ def _handle_signals(stopping: asyncio.Event) -> None:
 
 
 def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    config: ServerConfig = app.state.front.config
     name = app.state.front.model_names[0]
     defaults = ", ".join(f"{key}={value}" for key, value in llm.default_sampling_params.items()) or "neutral"
-    _say(f"octavo {__version__}: {name} in {llm.info.arithmetic} on {llm.info.isa}, {llm.info.num_threads} threads")
-    _say(llm.info.memory_plan)
-    _say(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
-    _say(f"ready on {url}; try")
-    for line in _examples(llm, url, name, with_key=bool(app.state.front.config.api_key)):
-        _say(f"  {line}")
+    notice(f"octavo {__version__}: {name} in {llm.info.arithmetic} on {llm.info.isa}, {llm.info.num_threads} threads")
+    notice(llm.info.memory_plan)
+    notice(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
+    url = _url(config, listener)
+    ready = f"ready on {url if config.uds is None else config.uds}"
+    if config.log_format == "json":
+        notice(ready)
+        return
+    notice(f"{ready}; try")
+    for line in _examples(llm, config, url, name):
+        notice(f"  {line}")
 
 
-def _examples(llm: AsyncLLM, url: str, name: str, *, with_key: bool) -> list[str]:
+def _url(config: ServerConfig, listener: socket.socket) -> str:
+    scheme = "http" if config.ssl_certfile is None else "https"
+    if config.uds is not None:
+        return f"{scheme}://localhost"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _examples(llm: AsyncLLM, config: ServerConfig, url: str, name: str) -> list[str]:
     """Lines that work when pasted into a shell."""
     options = "-H 'Content-Type: application/json'"
-    if with_key:
+    if config.api_key:
         options += ' -H "Authorization: Bearer $OCTAVO_API_KEY"'
+    if config.uds is not None:
+        options += f" --unix-socket {shlex.quote(config.uds)}"
     if llm.chat_template is None:
         body = json.dumps({"model": name, "prompt": "The sky is blue because"})
         return [f"curl {url}/v1/completions {options} -d {shlex.quote(body)}"]
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Why is the sky blue?"}]})
-    return [
-        f"curl {url}/v1/chat/completions {options} -d {shlex.quote(body)}",
-        f"{_program()} chat --url {url}",
-    ]
+    curl = f"curl {url}/v1/chat/completions {options} -d {shlex.quote(body)}"
+    return [curl] if config.uds is not None else [curl, f"{_program()} chat --url {url}"]
 
 
 def _program() -> str:
@@ -196,10 +210,6 @@ def _program() -> str:
     if os.path.basename(called) != "octavo":
         return "python -m octavo"
     return "octavo" if shutil.which("octavo") == os.path.abspath(called) else shlex.quote(called)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

@@ -1,0 +1,1 @@
+"""Modules under the names that vLLM gives them, for commands that name a module."""
