@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,6 +57,21 @@ def is_running(pid: int) -> bool:
 def temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+async def test_a_picture_comes_where_it_is_asked_for():
+    async with started(num_blocks=4) as client:
+        client.request_picture()
+        assert await client.receive() == [] and client.picture is not None
+        assert client.picture.requests == [] and array("h", client.picture.owners).tolist() == [0] * 4
+        client.add_request(make_request("a", [1, 2, 3], max_tokens=9, ignore_eos=True))
+        assert await client.receive() and client.picture.requests == []  # the old one
+        client.request_picture()
+        while not client.picture.requests:
+            await client.receive()
+        (shown,) = client.picture.requests
+        assert (shown.number, shown.phase, shown.num_prompt_tokens) == (1, "decode", 3)
+        assert array("h", client.picture.owners).count(1) == array("i", client.picture.num_refs).count(1) > 0
 
 
 async def test_a_request_from_start_to_end(temporary_folder):

@@ -130,6 +130,7 @@ async def _serve_app(
         serving.result()
         return 1
     front = app.state.front
+    front.live.close()  # who only looks on does not hold up the end
     _say(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
     http.should_exit = True
     await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)
