@@ -18,9 +18,11 @@ from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig
 from octavo.engine.client import ProcessClient
 from octavo.engine.messages import TokenDelta
+from octavo.engine.supervisor import SupervisedClient
 from octavo.errors import CheckpointError, EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.request import RequestOutput, SamplingParams
 from support.fake_runner import FakeRunner, expected_answer, make_engine, make_request
+from support.faults import EVERY_TIME, Fault, write_faults
 from support.front import END, LocalClient, small_front_end, small_tokenizer
 
 
@@ -311,6 +313,37 @@ async def test_with_a_process_of_its_own():
         os.kill(pid_of(client), signal.SIGKILL)
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(task, 5)
+    finally:
+        await llm.close()
+
+
+async def test_a_request_that_kills_its_engine_fails_and_the_others_go_on(tmp_path):
+    faults = write_faults(tmp_path / "faults.json", [Fault("bad#0", 5, times=EVERY_TIME)])
+    client = SupervisedClient(
+        EngineConfig(model=json.dumps({"faults": str(faults)})),
+        make_client=lambda config: ProcessClient(config, command=COMMAND),
+    )
+    llm = await AsyncLLM.start(EngineConfig(), client)
+    try:
+        bad = asyncio.create_task(collect(llm, [1], "bad", max_tokens=20, ignore_eos=True))
+        good = asyncio.create_task(collect(llm, [1, 2], max_tokens=40, seed=1, ignore_eos=True))
+        with pytest.raises(RequestFailedError, match="the engine died 2 times in a row while it computed this request"):
+            await asyncio.wait_for(bad, 20)
+        expected = expected_answer(make_request("x", [1, 2], max_tokens=40, seed=1), 256)
+        assert (await asyncio.wait_for(good, 20))[-1].outputs[0].token_ids == expected.token_ids
+        while client.restarting:
+            await asyncio.sleep(0.01)
+        assert counted(llm, "engine_restarts_total") == llm.stats.num_restarts >= 2
+        dead = asyncio.create_task(llm.wait_until_dead())
+        for _ in range(3):
+            while client.restarting:
+                await asyncio.sleep(0.01)
+            os.kill(pid_of(client._engine), signal.SIGKILL)
+            while llm.alive and not client.restarting:
+                await asyncio.sleep(0.001)
+        assert "given up" in (await asyncio.wait_for(dead, 5)).message
+        with pytest.raises(EngineDeadError, match="given up"):
+            await collect(llm)
     finally:
         await llm.close()
 

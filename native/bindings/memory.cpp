@@ -69,7 +69,7 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("shape", [](const Matrix& self) { return std::make_tuple(self.rows(), self.columns()); })
       .def_prop_ro("dtype",
                    [](const Matrix& self) {
-                     constexpr const char* kNames[] = {"float32", "bfloat16", "int8"};
+                     constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "int16"};
                      return kNames[static_cast<int>(self.dtype())];
                    })
       .def_prop_ro("format", &Matrix::format)

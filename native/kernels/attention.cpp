@@ -37,6 +37,8 @@ template <class Stored>
 class ItemKernel {
   using Tile = typename StoredAs<Stored>::Tile;
   using Scales = typename StoredAs<Stored>::Scales;
+  using Kernel = Products<Tile>;
+  using Weight = typename Tile::Weight;
 
  public:
   // `scale` is positive.
@@ -51,8 +53,10 @@ class ItemKernel {
 
   // `next`: the item that this worker runs after this one, if any.
   void run(const AttentionPlan::Item& item, const AttentionPlan::Item* next) {
+    const typename Kernel::Session session(item.num_queries());
     ItemState<Tile> state(item.num_queries(), cache_);
     pack_queries(item, state);
+    if (next) fetch_rows(*next);
     const int64_t first_position = position(item);
     Split split = find_split(item, item.first_split);
     for (int64_t i = item.first_split; i < item.last_split; ++i) {
@@ -61,16 +65,21 @@ class ItemKernel {
       const Result& result = i == item.first_split ? state.result : state.part;
       // Rows that come before the split see nothing of it.
       const int64_t first_query = std::max<int64_t>(0, begin - first_position) * item.num_heads;
-      Products<Tile>::multiply_keys(state, find_keys(split, item), cache_);
-      for (int64_t query = first_query; query < state.num_queries; ++query) {
-        const int64_t visible = first_position + query / item.num_heads + 1 - begin;
-        softmax(state, query, std::min(visible, split.num_tokens), split.num_tokens, scale_, scales, result);
+      const SplitTiles<Weight> keys = find_keys(split, item);
+      for (int64_t group = 0; group < state.num_queries; group += kScoreQueries) {
+        Kernel::multiply_keys(state, group, keys, cache_);
+        const int64_t first = std::max(group, first_query), end = std::min(group + kScoreQueries, state.num_queries);
+        const auto visible = [&](int64_t query) {
+          return std::min(first_position + query / item.num_heads + 1 - begin, split.num_tokens);
+        };
+        for (int64_t q = first; q < end; ++q) find_maximum(state, q, visible(q), scale_, scales, result);
+        for (int64_t q = first; q < end; ++q) softmax(state, q, visible(q), split.num_tokens, scale_, scales, result);
       }
       const bool is_last = i + 1 == item.last_split;
       const AttentionPlan::Item* after = is_last ? next : &item;
       const Split next_split = after ? find_split(*after, is_last ? after->first_split : i + 1) : Split{};
       const TilesAhead ahead = after ? keys_ahead(next_split, *after) : TilesAhead{};
-      Products<Tile>::multiply_values(state, find_values(split, item, ahead), cache_, result.output);
+      Kernel::multiply_values(state, find_values(split, item, ahead), cache_, result.output);
       if (i != item.first_split) merge(state.result, state.part, first_query, state.num_queries, cache_.value_dims());
       split = next_split;
     }
@@ -117,43 +126,66 @@ class ItemKernel {
     return ahead;
   }
 
-  SplitTiles<Tile> find_keys(const Split& split, const AttentionPlan::Item& item) const {
-    return find_tiles(split, cache_.key_dims(), values_ahead(split, item),
-                      [&](int64_t tile) { return cache_.keys<Stored>(tile, item.kv_head); });
+  SplitTiles<Weight> find_keys(const Split& split, const AttentionPlan::Item& item) const {
+    return unpack(find_tiles(split, values_ahead(split, item),
+                             [&](int64_t tile) { return cache_.keys<Stored>(tile, item.kv_head); }),
+                  cache_.key_dims());
   }
-  SplitTiles<Tile> find_values(const Split& split, const AttentionPlan::Item& item, const TilesAhead& ahead) const {
-    return find_tiles(split, cache_.value_dims(), ahead,
-                      [&](int64_t tile) { return cache_.values<Stored>(tile, item.kv_head); });
+  auto find_values(const Split& split, const AttentionPlan::Item& item, const TilesAhead& ahead) const {
+    const auto values =
+        find_tiles(split, ahead, [&](int64_t tile) { return cache_.values<Stored>(tile, item.kv_head); });
+    if constexpr (Kernel::kGathersValues)
+      return values;
+    else
+      return unpack(values, cache_.value_dims());
   }
 
-  // Codes are unpacked into scratch, which holds the keys of a split first and then its values.
   template <class At>
-  SplitTiles<Tile> find_tiles(const Split& split, int64_t dims, const TilesAhead& ahead, At at) const {
-    SplitTiles<Tile> tiles{{}, split.num_tiles(), {}};
-    if constexpr (std::is_same_v<Stored, int8_t>) {
+  SplitTiles<Stored> find_tiles(const Split& split, const TilesAhead& ahead, At at) const {
+    SplitTiles<Stored> tiles{{}, split.num_tiles(), ahead};
+    for (int64_t i = 0; i < tiles.count; ++i) tiles.tiles[i] = at(split.tiles[i]);
+    return tiles;
+  }
+
+  // Codes become what the products read, in scratch, which holds the keys of a split first and perhaps its values
+  // later.
+  static SplitTiles<Weight> unpack(const SplitTiles<Stored>& stored, int64_t dims) {
+    if constexpr (std::is_same_v<Stored, Weight>) {
+      return stored;
+    } else {
       struct UnpackScratch;
       bf16* unpacked = scratch<UnpackScratch, bf16>(kSplitTokens * dims);
+      SplitTiles<Weight> tiles{{}, stored.count, {}};
       for (int64_t i = 0; i < tiles.count; ++i) {
-        const int8_t* codes = at(split.tiles[i]);
+        const int8_t* codes = stored.tiles[i];
         tiles.tiles[i] = unpacked;
         for (int64_t line = 0; line < dims / 4; ++line, codes += 64, unpacked += 64) {
-          ahead.fetch_line(i, line);
+          stored.ahead.fetch_line(i, line);
           unpack_pairs(codes, unpacked);
           unpack_pairs(codes + 32, unpacked + 32);
         }
-        ahead.fetch_line(i, dims / 4);  // the scales
+        stored.ahead.fetch_line(i, dims / 4);  // the scales
       }
-    } else {
-      tiles.ahead = ahead;
-      for (int64_t i = 0; i < tiles.count; ++i) tiles.tiles[i] = at(split.tiles[i]);
+      return tiles;
     }
-    return tiles;
   }
 
   void pack_queries(const AttentionPlan::Item& item, ItemState<Tile>& state) {
     for (int64_t query = 0; query < state.num_queries; ++query)
       pack_row<Tile>(q_.row(item.first_row + query / item.num_heads) + column(item, query), cache_.head_dim(),
                      state.num_queries, state.queries + query * kBlockSteps);
+  }
+
+  // The rows of q and of the output that an item will read and write.
+  void fetch_rows(const AttentionPlan::Item& item) const {
+    const int64_t columns = item.num_heads * cache_.head_dim();
+    for (int64_t row = item.first_row; row < item.first_row + item.num_rows; ++row) {
+      const float *from = q_.row(row) + column(item, 0), *to = out_.row(row) + column(item, 0);
+      for (int64_t i = 0; i < columns; i += 16) {
+        __builtin_prefetch(from + i, 0, 2);
+        __builtin_prefetch(to + i, 1, 2);
+      }
+    }
   }
 
   // Where in a row of q (and of the output) the head of a query stands.
@@ -225,6 +257,8 @@ void attention(View q, const KVCache& cache, const Step& step, AttentionPlan& pl
       return attend<bf16>(q, cache, step, plan, scale, out, pool, worker);
     case DType::kInt8:
       return attend<int8_t>(q, cache, step, plan, scale, out, pool, worker);
+    case DType::kInt16:
+      return;  // KVCache refuses it
   }
 }
 

@@ -21,11 +21,19 @@ struct Products {
   using Weight = typename Tile::Weight;
   using State = ItemState<Tile>;
 
-  static void multiply_keys(State& state, const SplitTiles<Tile>& keys, const KVCache& cache) {
-    multiply_all<Scores>(state, keys, keys.count, cache.head_dim(), state.scores);
+  // Nothing is to be set up for an item.
+  struct Session {
+    explicit Session(int64_t) {}
+  };
+  static constexpr bool kGathersValues = false;
+
+  // Scores of kScoreQueries queries from `first` on.
+  static void multiply_keys(State& state, int64_t first, const SplitTiles<Weight>& keys, const KVCache& cache) {
+    multiply_all<Scores>(state, first, std::min(first + kScoreQueries, state.num_queries), keys, keys.count,
+                         cache.head_dim(), state.scores);
   }
-  static void multiply_values(State& state, const SplitTiles<Tile>& values, const KVCache& cache, float* out) {
-    multiply_all<WeighedValues>(state, values, cache.value_dims() / 16, cache.value_dims(), out);
+  static void multiply_values(State& state, const SplitTiles<Weight>& values, const KVCache& cache, float* out) {
+    multiply_all<WeighedValues>(state, 0, state.num_queries, values, cache.value_dims() / 16, cache.value_dims(), out);
   }
 
  private:
@@ -34,8 +42,8 @@ struct Products {
   // A vector is a tile of tokens. `dims`: head_dim.
   struct Scores {
     template <int Q, int V>
-    static void multiply(const State& state, int64_t query, const SplitTiles<Tile>& keys, int64_t vector, int64_t dims,
-                         float* out) {
+    static void multiply(const State& state, int64_t query, const SplitTiles<Weight>& keys, int64_t vector,
+                         int64_t dims, float* out) {
       const Weight* weights[V];
       Vec acc[Q][V];
 #pragma GCC unroll 4
@@ -47,14 +55,14 @@ struct Products {
       }
       multiply_add<Tile, Q, V>(acc, state.queries + query * kBlockSteps, state.num_queries * kBlockSteps, weights,
                                kTileTokens * Tile::kStep, divide_up(dims, Tile::kStep));
-      store<Q, V>(acc, out + query * kSplitTokens + vector * 16, kSplitTokens);
+      store<Q, V>(acc, out + query % kScoreQueries * kSplitTokens + vector * 16, kSplitTokens);
     }
   };
 
   // A vector is sixteen dimensions. `dims`: value_dims.
   struct WeighedValues {
     template <int Q, int V>
-    static void multiply(const State& state, int64_t query, const SplitTiles<Tile>& values, int64_t vector,
+    static void multiply(const State& state, int64_t query, const SplitTiles<Weight>& values, int64_t vector,
                          int64_t dims, float* out) {
       Vec acc[Q][V];
 #pragma GCC unroll 6
@@ -83,7 +91,7 @@ struct Products {
 
   // Q queries from `query` on: vectors in strides of kQueryVectors, then one by one.
   template <class Product, int Q>
-  static void multiply_queries(const State& state, int64_t query, const SplitTiles<Tile>& tiles, int64_t num_vectors,
+  static void multiply_queries(const State& state, int64_t query, const SplitTiles<Weight>& tiles, int64_t num_vectors,
                                int64_t dims, float* out) {
     int64_t i = 0;
     for (; i + kQueryVectors <= num_vectors; i += kQueryVectors)
@@ -93,17 +101,17 @@ struct Products {
 
   template <class Product, size_t... Q>
   static constexpr auto make_table(std::index_sequence<Q...>) {
-    using Function = void (*)(const State&, int64_t, const SplitTiles<Tile>&, int64_t, int64_t, float*);
+    using Function = void (*)(const State&, int64_t, const SplitTiles<Weight>&, int64_t, int64_t, float*);
     return std::array<Function, sizeof...(Q)>{multiply_queries<Product, Q + 1>...};
   }
 
-  // All queries of the item, kQueryRows at a time.
+  // Queries [begin, end), kQueryRows at a time.
   template <class Product>
-  static void multiply_all(const State& state, const SplitTiles<Tile>& tiles, int64_t num_vectors, int64_t dims,
-                           float* out) {
+  static void multiply_all(const State& state, int64_t begin, int64_t end, const SplitTiles<Weight>& tiles,
+                           int64_t num_vectors, int64_t dims, float* out) {
     static constexpr auto kTable = make_table<Product>(std::make_index_sequence<kQueryRows>());
-    for (int64_t q = 0; q < state.num_queries; q += kQueryRows)
-      kTable[std::min<int64_t>(kQueryRows, state.num_queries - q) - 1](state, q, tiles, num_vectors, dims, out);
+    for (int64_t q = begin; q < end; q += kQueryRows)
+      kTable[std::min<int64_t>(kQueryRows, end - q) - 1](state, q, tiles, num_vectors, dims, out);
   }
 };
 

@@ -13,6 +13,12 @@ inline constexpr int64_t kTileTokens = KVCache::kTileTokens;
 inline constexpr int64_t kSplitTokens = AttentionPlan::kSplitTokens;
 inline constexpr int64_t kSplitTiles = kSplitTokens / kTileTokens;
 inline constexpr int64_t kMaxQueries = AttentionPlan::kMaxQueries;
+// Queries whose scores are made, and turned into probabilities, before those of the next.
+#ifdef __AMX_BF16__
+inline constexpr int64_t kScoreQueries = 16;  // those of a split, and all probabilities, fit the L1
+#else
+inline constexpr int64_t kScoreQueries = kMaxQueries;
+#endif
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 struct Split {
@@ -53,10 +59,10 @@ struct TilesAhead {
   }
 };
 
-// The keys or the values of a split, as the products read them, and what they fetch on the way.
-template <class Tile>
+// The keys or the values of a split, and what is to be fetched while they are read.
+template <class T>
 struct SplitTiles {
-  const typename Tile::Weight* tiles[kSplitTiles];
+  const T* tiles[kSplitTiles];
   int64_t count;
   TilesAhead ahead;
 };
@@ -128,24 +134,26 @@ struct ItemState {
 
   int64_t num_queries;
   Operand* queries;        // [block][query][16]: the packed query vectors
-  float* scores;           // [query][kSplitTokens]
+  float* scores;           // [kScoreQueries][kSplitTokens]
   Operand* probabilities;  // [block][query][16]
   Result result, part;     // merged so far; of one split
 
   ItemState(int64_t queries_, const KVCache& cache) : num_queries(queries_) {
-    struct QueryScratch;
-    struct ScoreScratch;
-    struct ProbabilityScratch;
-    struct ResultScratch;
-    struct PartScratch;
-    queries = scratch<QueryScratch, Operand>(num_operands<Tile>(kMaxQueries, cache.head_dim()));
-    scores = scratch<ScoreScratch, float>(kMaxQueries * kSplitTokens);
-    probabilities = scratch<ProbabilityScratch, Operand>(num_operands<Tile>(kMaxQueries, kSplitTokens));
-    const int64_t dims = cache.value_dims(), size = Result::num_floats(kMaxQueries, dims);
-    result = Result::at(scratch<ResultScratch, float>(size), kMaxQueries, dims);
-    part = Result::at(scratch<PartScratch, float>(size), kMaxQueries, dims);
+    struct StateScratch;
+    const int64_t query_operands = num_operands<Tile>(kMaxQueries, cache.head_dim()),
+                  probability_operands = num_operands<Tile>(kMaxQueries, kSplitTokens), dims = cache.value_dims(),
+                  score_floats = kScoreQueries * kSplitTokens, result_floats = Result::num_floats(kMaxQueries, dims);
+    // Side by side, so that they do not compete for the same sets of the L1.
+    auto* const bytes = scratch<StateScratch, char>((score_floats + 2 * result_floats) * sizeof(float) +
+                                                    (query_operands + probability_operands) * sizeof(Operand));
+    queries = reinterpret_cast<Operand*>(bytes);
+    probabilities = queries + query_operands;
+    scores = reinterpret_cast<float*>(probabilities + probability_operands);
+    result = Result::at(scores + score_floats, kMaxQueries, dims);
+    part = Result::at(result.output + result_floats, kMaxQueries, dims);
   }
 
+  float* scores_of(int64_t q) const { return scores + q % kScoreQueries * kSplitTokens; }
   // Where the probabilities of sixteen tokens of query q from token t on stand.
   Operand* probability(int64_t q, int64_t t) const {
     const int64_t steps = t / Tile::kStep;
@@ -153,13 +161,12 @@ struct ItemState {
   }
 };
 
-// Query q sees the first `visible` (at least one) tokens of the split: its probabilities, their maximum score and their
-// sum. Probabilities are powers of two of (score - maximum) * scale, with the binary logarithm of e in `scale`. The sum
-// takes them unrounded and without the scales of the values, sixteen lanes side by side.
+// Query q sees the first `visible` (at least one) tokens of the split. First its highest score (times `scale`) is
+// found, of all queries of a group, so that none waits for its own. Scores get the scales of the keys on the way.
 template <class Tile, class Scales>
-[[gnu::always_inline]] inline void softmax(const ItemState<Tile>& state, int64_t q, int64_t visible, int64_t num_tokens,
-                                           float scale, const Scales& scales, const Result& result) {
-  float* const scores = state.scores + q * kSplitTokens;
+[[gnu::always_inline]] inline void find_maximum(const ItemState<Tile>& state, int64_t q, int64_t visible, float scale,
+                                                const Scales& scales, const Result& result) {
+  float* const scores = state.scores_of(q);
   const int64_t whole = visible / 16 * 16;
   const int rest = static_cast<int>(visible - whole);
   // Of every other vector each: one maximum alone would wait for itself.
@@ -170,27 +177,48 @@ template <class Tile, class Scales>
     so_far = max(so_far, n == 16 ? s : first(s, n, kMinusInfinity));
   };
   const int64_t pairs = whole / 32 * 32;
+#pragma GCC unroll 2
   for (int64_t t = 0; t < pairs; t += 32) {
     take_score(highest, t, 16);
     take_score(highest_of_odd, t + 16, 16);
   }
   if (pairs < whole) take_score(highest, pairs, 16);
   if (rest) take_score(highest_of_odd, whole, rest);
+  result.maximum[q] = largest(max(highest, highest_of_odd)) * scale;
+}
 
-  const float maximum = largest(max(highest, highest_of_odd)) * scale;
-  const Vec factor = Vec::set1(scale), offset = Vec::set1(-maximum);
+// Then its probabilities and their sum: powers of two of (score - maximum) * scale, with the binary logarithm of e in
+// `scale`. The sum takes them unrounded and without the scales of the values, sixteen lanes side by side.
+template <class Tile, class Scales>
+[[gnu::always_inline]] inline void softmax(const ItemState<Tile>& state, int64_t q, int64_t visible, int64_t num_tokens,
+                                           float scale, const Scales& scales, const Result& result) {
+  constexpr int64_t kBlockTokens = kBlockSteps * Tile::kStep;
+  const float* const scores = state.scores_of(q);
+  const Vec factor = Vec::set1(scale), offset = Vec::set1(-result.maximum[q]);
   Vec total = Vec::zero();
-  const auto take_probability = [&](int64_t t, int n) {
+  auto* to = state.probability(q, 0);
+  const int64_t stride = state.num_queries * kBlockSteps;
+  const auto probabilities = [&](int64_t t, int n) __attribute__((always_inline)) {
     const Vec p = exp2(fma(Vec::load(scores + t), factor, offset)), scaled = scales.scale_probabilities(p, t);
     total = total + (n == 16 ? p : first(p, n, 0.0f));
-    Tile::store_operands(state.probability(q, t), n == 16 ? scaled : first(scaled, n, 0.0f));
+    return n == 16 ? scaled : first(scaled, n, 0.0f);
   };
-#pragma GCC unroll 4
-  for (int64_t t = 0; t < whole; t += 16) take_probability(t, 16);
-  if (rest) take_probability(whole, rest);
-  for (int64_t t = round_up(visible, 16); t < num_tokens; t += 16)
-    Tile::store_operands(state.probability(q, t), Vec::zero());
-  result.maximum[q] = maximum;
+  int64_t t = 0;
+#pragma GCC unroll 2
+  for (; t + kBlockTokens <= visible; t += kBlockTokens, to += stride) {
+    Vec block[Tile::kStep];
+#pragma GCC unroll 2
+    for (int v = 0; v < Tile::kStep; ++v) block[v] = probabilities(t + v * 16, 16);
+    Tile::store_block(to, block);
+  }
+  for (; t < num_tokens; t += kBlockTokens, to += stride) {
+    Vec block[Tile::kStep];
+    for (int v = 0; v < Tile::kStep; ++v) {
+      const int64_t left = visible - t - v * 16;
+      block[v] = left > 0 ? probabilities(t + v * 16, static_cast<int>(std::min<int64_t>(left, 16))) : Vec::zero();
+    }
+    Tile::store_block(to, block);
+  }
   result.sum[q] = sum(total);
 }
 

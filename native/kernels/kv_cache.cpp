@@ -1,6 +1,7 @@
 // Writes rows of keys and values into the tiles of the paged cache, and moves whole blocks. Owns the layouts that
 // attention.h describes.
 #include <cstring>
+#include <stdexcept>
 
 #include "octavo/attention.h"
 #include "octavo/memory.h"
@@ -16,6 +17,7 @@ KVCache::KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, i
       num_kv_heads_(num_kv_heads),
       head_dim_(head_dim),
       dtype_(dtype) {
+  if (dtype == DType::kInt16) throw std::invalid_argument("a cache keeps float32, bfloat16 or int8");
   const int64_t element = dtype == DType::kFloat32 ? 4 : dtype == DType::kBFloat16 ? 2 : 1;
   const int64_t scales = dtype == DType::kInt8 ? kTileTokens * sizeof(float) : 0;
   key_tile_ = key_dims() * kTileTokens * element + scales;
@@ -189,6 +191,8 @@ void KVCache::copy_block(int64_t from, int64_t to, int64_t num_tokens) const {
       return clear_values_of_all_heads<bf16>(*this, last_tile, num_kept);
     case DType::kInt8:
       return clear_values_of_all_heads<int8_t>(*this, last_tile, num_kept);
+    case DType::kInt16:
+      break;  // refused when the cache was made
   }
 }
 
@@ -213,6 +217,8 @@ void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache,
       return write_rows<bf16>(rows, cache, worker);
     case DType::kInt8:
       return write_rows<int8_t>(rows, cache, worker);
+    case DType::kInt16:
+      return;  // KVCache refuses it
   }
 }
 

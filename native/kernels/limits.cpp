@@ -136,6 +136,8 @@ double measure_flops(ThreadPool& pool, DType dtype) {
       return measure_bfloat16(pool);
     case DType::kInt8:
       return measure_int8(pool);
+    case DType::kInt16:
+      return measure_int8(pool) / 2;  // its products are two of bytes
     default:
       return measure_vectors<Float32Tile>(pool);
   }

@@ -1,5 +1,6 @@
 // linear: the blocking around the multiply tiles. Threads share the panels (columns of the output), never K.
 #include "kernels/linear_finish.h"
+#include "kernels/linear_int16.h"
 #include "kernels/linear_int8.h"
 #include "kernels/panel_kernel.h"
 #include "octavo/kernels.h"
@@ -79,6 +80,8 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
       return linear_float<BFloat16Tile>(x, weight, panels, panel_stride, finish, team);
     case DType::kInt8:
       return linear_int8(x, weight, panels, panel_stride, finish, team);
+    case DType::kInt16:
+      return linear_int16(x, weight, panels, panel_stride, finish, team);
   }
 }
 
@@ -90,6 +93,8 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
       return operand_bytes<Float32Tile>(rows, weight.columns());
     case DType::kBFloat16:
       return operand_bytes<BFloat16Tile>(rows, weight.columns());
+    case DType::kInt16:
+      return int16_shared_bytes(rows, weight.columns());
     default:
       return int8_shared_bytes(rows, weight.columns());
   }

@@ -1,7 +1,10 @@
 #include "octavo/matrix.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -11,7 +14,8 @@ DType parse_dtype(std::string_view name) {
   if (name == "float32") return DType::kFloat32;
   if (name == "bfloat16") return DType::kBFloat16;
   if (name == "int8") return DType::kInt8;
-  throw std::invalid_argument("dtype is '" + std::string(name) + "'; allowed: float32, bfloat16, int8");
+  if (name == "int16") return DType::kInt16;
+  throw std::invalid_argument("dtype is '" + std::string(name) + "'; allowed: float32, bfloat16, int8, int16");
 }
 
 Storage parse_storage(std::string_view name) {
@@ -19,7 +23,8 @@ Storage parse_storage(std::string_view name) {
   if (name == "blocks") return Storage::kBlocks;
   if (name == "int8") return Storage::kInt8;
   if (name == "int4") return Storage::kInt4;
-  throw std::invalid_argument("storage is '" + std::string(name) + "'; allowed: plain, blocks, int8, int4");
+  if (name == "int8_row") return Storage::kInt8Row;
+  throw std::invalid_argument("storage is '" + std::string(name) + "'; allowed: plain, blocks, int8, int4, int8_row");
 }
 
 namespace {
@@ -95,7 +100,7 @@ bool Matrix::make_sections(const std::vector<MatrixSource>& sources, Storage sto
     const SourceType type = storage == Storage::kInt8   ? SourceType::kQ8_0
                             : storage == Storage::kInt4 ? SourceType::kQ4_1
                                                         : source.type;
-    if (storage == Storage::kPlain || !is_block_type(type)) return false;
+    if (storage == Storage::kPlain || storage == Storage::kInt8Row || !is_block_type(type)) return false;
     if (sections_.empty() || sections_.back().type != type) {
       if (first % kColumns) return false;  // the types change within a panel
       const size_t group_bytes =
@@ -108,15 +113,20 @@ bool Matrix::make_sections(const std::vector<MatrixSource>& sources, Storage sto
   return true;
 }
 
-void Matrix::allocate(Arena& arena) {
+void Matrix::allocate(Arena& arena, Storage storage) {
+  if ((dtype_ == DType::kInt16) != (storage == Storage::kInt8Row))
+    throw std::invalid_argument("dtype int16 and storage int8_row go together");
+  if (dtype_ == DType::kInt16 && columns_ > kMaxInt8Columns)
+    throw std::invalid_argument("a matrix has " + std::to_string(columns_) + " columns; int16 activations allow " +
+                                std::to_string(kMaxInt8Columns));
   if (dtype_ == DType::kInt8 && !has_blocks()) dtype_ = DType::kBFloat16;
   size_t bytes = 0;
   for (Section& s : sections_) {
     s.offset = bytes;
     bytes += static_cast<size_t>(s.end_panel - s.first_panel) * s.panel_bytes;
   }
-  const size_t element = dtype_ == DType::kFloat32 ? sizeof(float) : sizeof(bf16);
-  if (!has_blocks()) bytes = static_cast<size_t>(num_panels() * kColumns * num_steps() * step()) * element;
+  if (!has_blocks()) bytes = static_cast<size_t>(num_panels() * panel_bytes());
+  if (dtype_ == DType::kInt16) bytes += static_cast<size_t>(num_steps() * step()) * sizeof(float);
   memory_ = arena.allocate(bytes);
 }
 
@@ -124,6 +134,7 @@ void Matrix::allocate(Arena& arena) {
 template <class Read>
 void Matrix::pack(ThreadPool& pool, bool reads_values, Read read) {
   const int64_t padded = num_steps() * step();
+  if (dtype_ == DType::kInt16) choose_channel_scales(read);
   for_each_panel(pool, num_panels(), padded, [&](int64_t p, const PanelRows& rows) {
     if (!has_blocks()) std::memset(rows.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
     const int64_t scales = has_blocks() ? num_scales(block_type(p)) : 0;
@@ -133,7 +144,12 @@ void Matrix::pack(ThreadPool& pool, bool reads_values, Read read) {
       read(p * kColumns + c, values, coded);
       if (has_blocks() && reads_values) quantise_row(block_type(p), values, columns_, coded);
     }
-    has_blocks() ? pack_block_panel(p, rows.coded) : pack_panel(p, rows.values);
+    if (has_blocks())
+      pack_block_panel(p, rows.coded);
+    else if (dtype_ == DType::kInt16)
+      pack_int8_panel(p, rows.values);
+    else
+      pack_panel(p, rows.values);
   });
 }
 
@@ -141,7 +157,7 @@ Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& 
                Storage storage, std::vector<float> bias)
     : Matrix(total_rows(sources), columns, dtype, std::move(bias)) {
   if (!make_sections(sources, storage)) sections_.clear();
-  allocate(arena);
+  allocate(arena, storage);
   const bool splits = storage == Storage::kBlocks && has_blocks();
   pack(pool, !splits, [&](int64_t n, float* values, const CodedRow& coded) {
     auto source = sources.begin();
@@ -155,7 +171,7 @@ Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t colu
                       uint64_t seed, float scale) {
   Matrix matrix(rows, columns, dtype, {});
   if (!matrix.make_sections({{nullptr, SourceType::kF32, rows, nullptr}}, storage)) matrix.sections_.clear();
-  matrix.allocate(arena);
+  matrix.allocate(arena, storage);
   matrix.pack(pool, true,
               [&](int64_t n, float* values, const CodedRow&) { random_row(seed, n, columns, scale, values); });
   return matrix;
@@ -164,7 +180,7 @@ Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t colu
 void Matrix::pack_panel(int64_t p, const float* rows) {
   const int64_t steps = num_steps(), padded = steps * step();
   if (dtype_ == DType::kFloat32) {
-    float* out = data<float>() + p * padded * kColumns;
+    float* out = const_cast<float*>(panel<float>(p));
     for (int64_t k = 0; k < padded; ++k)
       for (int64_t c = 0; c < kColumns; ++c) *out++ = rows[c * padded + k];
     return;
@@ -173,9 +189,48 @@ void Matrix::pack_panel(int64_t p, const float* rows) {
   struct RoundScratch;
   bf16* rounded = scratch<RoundScratch, bf16>(kColumns * padded);
   for (int64_t i = 0; i < kColumns * padded; ++i) rounded[i] = to_bf16(rows[i]);
-  bf16* out = data<bf16>() + p * padded * kColumns;
+  bf16* out = const_cast<bf16*>(panel<bf16>(p));
   for (int64_t s = 0; s < steps; ++s)
     for (int64_t c = 0; c < kColumns; ++c, out += 2) std::memcpy(out, rounded + c * padded + 2 * s, 2 * sizeof(bf16));
+}
+
+// One scale serves a whole row, so the largest of its values take the resolution of all others, and they mostly belong
+// to a few channels. Activations, in sixteen bits, have resolution to spare: values are divided and activations
+// multiplied by a scale of their channel. Channels then add most evenly to the error where that is the square root of
+// what they are large: with mean square m, m^(1/4). Some of the rows say enough about m.
+template <class Read>
+void Matrix::choose_channel_scales(Read read) {
+  constexpr int64_t kSampledRows = 256;
+  constexpr double kLeastShare = 1.0 / 65536;  // of the largest mean square: scales differ, but not without bounds
+  const int64_t sampled = std::min(rows_, kSampledRows);
+  std::vector<float> row(static_cast<size_t>(num_steps() * step()));
+  std::vector<double> squares(static_cast<size_t>(columns_));
+  for (int64_t i = 0; i < sampled; ++i) {
+    read(i * rows_ / sampled, row.data(), CodedRow{});
+    for (int64_t k = 0; k < columns_; ++k) squares[k] += static_cast<double>(row[k]) * row[k];
+  }
+  const double least = *std::max_element(squares.begin(), squares.end()) * kLeastShare;
+  auto* scales = const_cast<float*>(channel_scales());
+  std::fill(scales, scales + row.size(), 1.0f);
+  if (!(least > 0)) return;
+  for (int64_t k = 0; k < columns_; ++k)
+    scales[k] = static_cast<float>(std::sqrt(std::sqrt(std::max(squares[k], least) / static_cast<double>(sampled))));
+}
+
+void Matrix::pack_int8_panel(int64_t p, float* rows) {
+  const int64_t padded = num_steps() * step();
+  const float* channels = channel_scales();
+  struct Codes;
+  int8_t* codes = scratch<Codes, int8_t>(padded);
+  auto* out = const_cast<int8_t*>(panel<int8_t>(p));
+  auto& ends = const_cast<Int8Columns&>(int8_columns(p));
+  for (int64_t c = 0; c < kColumns; ++c) {
+    float* row = rows + c * padded;
+    for (int64_t k = 0; k < padded; ++k) row[k] /= channels[k];
+    ends.scales[c] = quantise_row(row, padded, codes);
+    ends.sums[c] = std::accumulate(codes, codes + padded, int32_t{0});
+    for (int64_t k = 0; k < padded; k += 4) std::memcpy(out + (k / 4 * kColumns + c) * 4, codes + k, 4);
+  }
 }
 
 // The arena gives zeros, into which codes are set; columns beyond N stay so.
@@ -228,6 +283,11 @@ void Matrix::row(int64_t n, float* out) const {
   } else if (dtype_ == DType::kFloat32) {
     const float* in = panel<float>(p) + c;
     for (int64_t k = 0; k < columns_; ++k) out[k] = in[k * kColumns];
+  } else if (dtype_ == DType::kInt16) {
+    const int8_t* in = panel<int8_t>(p) + 4 * c;
+    const float scale = int8_columns(p).scales[c];
+    for (int64_t k = 0; k < columns_; ++k)
+      out[k] = scale * static_cast<float>(in[k / 4 * kColumns * 4 + k % 4]) * channel_scales()[k];
   } else {
     const bf16* in = panel<bf16>(p) + 2 * c;
     for (int64_t k = 0; k < columns_; ++k) out[k] = to_float(in[k / 2 * kColumns * 2 + k % 2]);
@@ -235,7 +295,7 @@ void Matrix::row(int64_t n, float* out) const {
 }
 
 std::string Matrix::format() const {
-  if (!has_blocks()) return dtype_ == DType::kFloat32 ? "float32" : "bfloat16";
+  if (!has_blocks()) return dtype_ == DType::kFloat32 ? "float32" : dtype_ == DType::kInt16 ? "int8" : "bfloat16";
   std::string names;
   for (const Section& s : sections_) {
     const std::string name(type_name(s.type));

@@ -22,11 +22,14 @@ inline constexpr int64_t kBlocksAhead = 4096;
 
 // How a tile type multiplies. kRows: of a block. Of the rows that are packed together, the operands fill kCacheBytes of
 // the L2 at most.
+//
+// A panel is taken in chunks of K that stay in the L1, each for all blocks of rows before the next, while the next
+// comes from memory. Sums go on in the same accumulators, so that chunks leave no trace in them.
 template <class Tile>
 struct PanelKernel {
   using Operand = typename Tile::Operand;
   using Weight = typename Tile::Weight;
-  static constexpr int64_t kRows = kTileRows, kMaxRowsAtOnce = 96, kCacheBytes = 1 << 19;
+  static constexpr int64_t kRows = kTileRows, kMaxRowsAtOnce = 132, kCacheBytes = 3 << 18;
   static_assert(kMaxRowsAtOnce % kRows == 0);
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 
@@ -34,67 +37,80 @@ struct PanelKernel {
   template <class Done>
   static void multiply(const RowBlocks& blocks, const Operand* operands, const Matrix& weight, int64_t p, float* tiles,
                        const Done& done) {
-    const Weight* panel = find_panel(weight, p);
-    const int64_t steps = weight.num_steps();
-    for (int64_t b = 0; b < blocks.num_blocks; ++b) {
-      const Prefetch prefetch = weight.has_blocks() ? Prefetch{} : plan_prefetch(panel, steps, b, blocks);
-      multiply_table(blocks.height(b), operands + num_operands<Tile>(blocks.begin(b), weight.columns()), panel, steps,
-                     prefetch, tiles + b * kTileSize, std::make_index_sequence<kTileRows>());
-      done(b);
+    const int64_t depth = weight.num_steps() / kBlockSteps;
+    alignas(64) Weight unpacked[kUnpackedSize];
+    for (int64_t begin = 0; begin < depth; begin += kChunk) {
+      const int64_t end = std::min(begin + kChunk, depth);
+      const Weight* weights = find_chunk(weight, p, begin, end, unpacked);
+      for (int64_t b = 0; b < blocks.num_blocks; ++b) {
+        const int64_t height = blocks.height(b);
+        const Operand* block = operands + num_operands<Tile>(blocks.begin(b), weight.columns());
+        const Chunk chunk{block + begin * height * kBlockSteps, weights, (end - begin) * kBlockSteps, begin == 0,
+                          weight.has_blocks() ? Prefetch{} : plan_prefetch(weights, b, blocks.num_blocks)};
+        multiply_table(height, chunk, tiles + b * kTileSize, std::make_index_sequence<kTileRows>());
+        if (end == depth) done(b);
+      }
     }
   }
 
  private:
   static constexpr int64_t kColumns = Matrix::kPanelColumns;
+  static constexpr int64_t kChunk = 8;  // blocks of 16 steps: 16 KB of weights
+  static constexpr int64_t kBlockSize = kBlockSteps * kColumns * Tile::kStep;
+  static constexpr bool kUnpacks = std::is_same_v<Tile, BFloat16Tile>;
+  static constexpr int64_t kUnpackedSize = kUnpacks ? kChunk * kBlockSize : 1;
 
-  // The weights as the tiles read them: in place, or unpacked into this thread's scratch.
-  static const Weight* find_panel(const Matrix& weight, int64_t p) {
-    if constexpr (std::is_same_v<Tile, BFloat16Tile>) {
+  // A block of rows times a chunk of a panel. `first`: sums begin with zero.
+  struct Chunk {
+    const Operand* operands;
+    const Weight* weights;
+    int64_t steps;
+    bool first;
+    Prefetch prefetch;
+  };
+
+  // The weights as the tiles read them: in place, or unpacked.
+  static const Weight* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, Weight* unpacked) {
+    if constexpr (kUnpacks) {
       if (weight.has_blocks()) {
-        struct Unpacked;
-        bf16* panel = scratch<Unpacked, bf16>(weight.num_steps() * kColumns * 2);
-        unpack_groups(weight, p, 0, weight.num_groups(), kBlocksAhead, panel);
-        return panel;
+        unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
+        return unpacked;
       }
     }
-    return weight.panel<Weight>(p);
+    return weight.panel<Weight>(p) + begin * kBlockSize;
   }
 
-  // What to fetch during block `block` of a plain panel. One block: the panel itself, somewhat ahead, if it is used
-  // faster than memory brings it. Several: the next panel, its lines spread evenly over the blocks of this one.
-  // (Measured: the other way round, or all at once, costs 15 to 25 %.)
-  static Prefetch plan_prefetch(const Weight* panel, int64_t steps, int64_t block, const RowBlocks& blocks) {
-    constexpr int64_t kStreamRows = 4, kStepBytes = kColumns * Tile::kStep * sizeof(Weight);
-    const int64_t num_blocks = blocks.num_blocks;
-    const char* const bytes = reinterpret_cast<const char*>(panel);
-    if (num_blocks > 1)
-      return {bytes + steps * kStepBytes * (num_blocks + block) / num_blocks, kStepBytes / num_blocks};
-    return blocks.rows <= kStreamRows ? Prefetch{bytes + kWeightsAhead, kStepBytes} : Prefetch{};
+  // What to fetch with every step. One block of rows: the stream, somewhat ahead; several: the next chunk, its lines
+  // spread evenly over the blocks. (In bursts of sixteen steps' lines a block of 8 rows takes a fifth longer.)
+  static Prefetch plan_prefetch(const Weight* chunk, int64_t b, int64_t num_blocks) {
+    constexpr int64_t kStepBytes = kBlockSize * sizeof(Weight) / kBlockSteps;
+    const char* const bytes = reinterpret_cast<const char*>(chunk);
+    if (num_blocks == 1) return {bytes + kWeightsAhead, kStepBytes};
+    return {bytes + kChunk * kBlockSteps * kStepBytes * (num_blocks + b) / num_blocks, kStepBytes / num_blocks};
   }
 
   template <size_t... R>
-  static void multiply_table(int64_t rows, const Operand* operands, const Weight* panel, int64_t steps,
-                             Prefetch prefetch, float* out, std::index_sequence<R...>) {
-    using Function = void (*)(const Operand*, const Weight*, int64_t, Prefetch, float*);
+  static void multiply_table(int64_t rows, const Chunk& chunk, float* out, std::index_sequence<R...>) {
+    using Function = void (*)(const Chunk&, float*);
     static constexpr Function table[] = {multiply_rows<R + 1>...};
-    table[rows - 1](operands, panel, steps, prefetch, out);
+    table[rows - 1](chunk, out);
   }
 
-  // out [R][32] = operands [block][R][16] * panel.
+  // out [R][32] += operands [block][R][16] * weights.
   template <int R>
-  static void multiply_rows(const Operand* operands, const Weight* panel, int64_t steps, Prefetch prefetch,
-                            float* out) {
+  static void multiply_rows(const Chunk& chunk, float* out) {
     for (int first = 0; first < kColumns / 16; first += kTileVectors) {
       const Weight* weights[kTileVectors];
       Vec acc[R][kTileVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kTileVectors; ++v) {
-        weights[v] = panel + (first + v) * 16 * Tile::kStep;
+        weights[v] = chunk.weights + (first + v) * 16 * Tile::kStep;
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) acc[r][v] = Vec::zero();
+        for (int r = 0; r < R; ++r)
+          acc[r][v] = chunk.first ? Vec::zero() : Vec::load(out + r * kColumns + (first + v) * 16);
       }
-      multiply_add<Tile, R, kTileVectors>(acc, operands, R * kBlockSteps, weights, kColumns * Tile::kStep, steps,
-                                          prefetch);
+      multiply_add<Tile, R, kTileVectors>(acc, chunk.operands, R * kBlockSteps, weights, kColumns * Tile::kStep,
+                                          chunk.steps, first == 0 ? chunk.prefetch : Prefetch{});
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2

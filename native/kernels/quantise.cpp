@@ -39,6 +39,16 @@ void quantise_between(const Vec (&x)[kVectors], uint8_t* codes, float* scale, fl
 
 }  // namespace
 
+float quantise_row(const float* row, int64_t columns, int8_t* codes) {
+  Vec highest = Vec::zero();
+  for (int64_t k = 0; k < columns; k += 16) highest = max(highest, abs(Vec::load(row + k)));
+  const float scale = largest(highest) / 127.0f;
+  for (int64_t k = 0; k < columns; k += kGroup)
+    write_codes({Vec::load(row + k), Vec::load(row + k + 16)}, scale, -127.0f, 127.0f,
+                reinterpret_cast<uint8_t*>(codes) + k);
+  return scale;
+}
+
 void quantise_row(SourceType type, const float* row, int64_t columns, CodedRow out) {
   if (type != SourceType::kQ8_0 && type != SourceType::kQ4_1)
     throw std::invalid_argument("floats can be quantised to Q8_0 and Q4_1 only");

@@ -26,15 +26,16 @@ struct RowBlocks {
   }
 };
 
-// For each `at_once` of `num_rows` rows, in blocks of at most `block_rows`: pack(blocks, worker, operands), where
-// `worker` says whose share, then multiply(blocks, operands). `operands`: operand_bytes of memory, Team::shared where
-// workers pack together.
+// For all of `num_rows` rows, in equal parts of at most `at_once`, in blocks of at most `block_rows`: pack(blocks,
+// worker, operands), where `worker` says whose share, then multiply(blocks, operands). `operands`: operand_bytes of
+// memory, Team::shared where workers pack together.
 template <class Pack, class Multiply>
 void pack_and_multiply(int64_t num_rows, int64_t at_once, int64_t block_rows, size_t operand_bytes, const Team& team,
                        Pack pack, Multiply multiply) {
   struct OwnOperands;
-  for (int64_t first = 0; first < num_rows; first += at_once) {
-    const int64_t rows = std::min(at_once, num_rows - first);
+  const int64_t num_parts = divide_up(num_rows, at_once);
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const int64_t first = num_rows * part / num_parts, rows = num_rows * (part + 1) / num_parts - first;
     const RowBlocks blocks{first, rows, divide_up(rows, block_rows)};
     // A few rows are packed sooner than all workers have met.
     const bool together = rows >= Team::kRowsWorthMeeting && team.worker.count > 1;

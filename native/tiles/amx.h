@@ -1,5 +1,5 @@
-// The bfloat16 multiply on AMX: 32 rows by 32 columns in four accumulator tiles. Packed activations [block][row][64
-// bytes] and weight panels [step][32 columns][2 k] are what the tile unit reads as they are: a block of 16 steps is the
+// The multiply on AMX: 32 rows by 32 columns in four accumulator tiles. Packed activations [block][row][64 bytes] and
+// weight panels [step][32 columns][4 bytes of k] are what the tile unit reads as they are: a block of 16 steps is the
 // depth of a tile. One accumulator for each output, in order of k, whatever the number of rows. Tiles have the rows of
 // the highest block (AmxShapes); what a lower one lacks is computed from whatever follows in memory and thrown away.
 #pragma once
@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "tiles/tile.h"
 
@@ -67,9 +68,9 @@ class AmxSession {
 
 // The four accumulator tiles, 32 rows by 32 columns. They keep their values from call to call.
 struct AmxAccumulators {
-  static constexpr int kStepBytes = Matrix::kPanelColumns * 2 * sizeof(bf16);  // of a panel
+  static constexpr int kStepBytes = Matrix::kPanelColumns * 4;  // of a panel
   static constexpr int64_t kBlockBytes = kBlockSteps * kStepBytes;
-  static constexpr int kOutStride = Matrix::kPanelColumns * sizeof(float);
+  static constexpr int kOutStride = Matrix::kPanelColumns * 4;
 
   static void zero() {
     _tile_zero(0);
@@ -77,8 +78,9 @@ struct AmxAccumulators {
     _tile_zero(2);
     _tile_zero(3);
   }
-  // From and to [32][32] floats; rows beyond the 16th only where there are `rows` of them.
-  static void load(int64_t rows, const float* tile) {
+  // From and to [32][32] sums, of four bytes; rows beyond the 16th only where there are `rows` of them.
+  template <class Sum>
+  static void load(int64_t rows, const Sum* tile) {
     asm volatile("" ::: "memory");  // tile loads do not say that they read memory
     _tile_loadd(0, tile, kOutStride);
     _tile_loadd(1, tile + 16, kOutStride);
@@ -86,18 +88,21 @@ struct AmxAccumulators {
     _tile_loadd(2, tile + 16 * Matrix::kPanelColumns, kOutStride);
     _tile_loadd(3, tile + 16 * Matrix::kPanelColumns + 16, kOutStride);
   }
-  static void store(int64_t rows, float* tile) {
+  template <class Sum>
+  static void store(int64_t rows, Sum* tile) {
     _tile_stored(0, tile, kOutStride);
     _tile_stored(1, tile + 16, kOutStride);
     if (rows <= 16) return;
     _tile_stored(2, tile + 16 * Matrix::kPanelColumns, kOutStride);
     _tile_stored(3, tile + 16 * Matrix::kPanelColumns + 16, kOutStride);
   }
-  // += operands [blocks][rows][16] * weights [blocks][16 steps][32 columns][2]. The memory behind the operands may be
-  // read as far as 32 rows would reach.
-  static void add(int64_t rows, const PairOperand* operands, const bf16* weights, int64_t num_blocks,
-                  Prefetch prefetch) {
-    constexpr int kRowBytes = kBlockSteps * sizeof(PairOperand);
+  // += operands [blocks][rows][16 steps] * weights [blocks][16 steps][32 columns], both of bf16 or both of int8. The
+  // memory behind the operands may be read as far as 32 rows would reach.
+  template <class Operand, class Weight>
+  static void add(int64_t rows, const Operand* operands, const Weight* weights, int64_t num_blocks, Prefetch prefetch) {
+    constexpr bool kBytes = std::is_same_v<Weight, int8_t>;
+    constexpr int kRowBytes = kBlockSteps * sizeof(Operand);
+    static_assert(kRowBytes == 64);
     asm volatile("" ::: "memory");
     const char* at = reinterpret_cast<const char*>(weights);
     for (int64_t b = 0; b < num_blocks; ++b, at += kBlockBytes, operands += rows * kBlockSteps) {
@@ -105,12 +110,22 @@ struct AmxAccumulators {
       _tile_loadd(4, operands, kRowBytes);
       _tile_loadd(6, at, kStepBytes);
       _tile_loadd(7, at + 64, kStepBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (kBytes) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+      } else {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+      }
       if (rows <= 16) continue;
       _tile_loadd(5, operands + 16 * kBlockSteps, kRowBytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      if constexpr (kBytes) {
+        _tile_dpbssd(2, 5, 6);
+        _tile_dpbssd(3, 5, 7);
+      } else {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
     }
   }
 };

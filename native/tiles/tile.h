@@ -1,9 +1,10 @@
 // The multiply tiles: R rows of activations times vectors of 16 outputs, each output summed over k in ascending order
 // by one accumulator, whatever R is. linear and attention are both made of them.
 //
-// A tile type brings Weight and Operand (what the two sides are made of), kStep (k per step), load, multiply_add and
-// store_operands. Operands lie in blocks of 16 steps, [block][row][16], so that one address register and constant
-// offsets reach all rows, and packing them is a straight conversion.
+// A tile type brings Weight and Operand (what the two sides are made of), kStep (k per step), load, multiply_add,
+// store_operands (of a vector) and store_block (of a row's part of a block). Operands lie in blocks of 16 steps,
+// [block][row][16], so that one address register and constant offsets reach all rows, and packing them is a straight
+// conversion.
 #pragma once
 
 #include "octavo/matrix.h"
@@ -24,22 +25,26 @@ struct Float32Tile {
   using Weight = float;
   using Operand = float;
   using Weights = Vec;
+  using Sum = Vec;
   static constexpr int kStep = 1;
 
   static Weights load(const Weight* w) { return Vec::load(w); }
   static Vec multiply_add(Vec acc, Weights w, const Operand* a) { return fma(w, Vec::set1(*a), acc); }
   static void store_operands(Operand* out, Vec x) { x.store(out); }
+  static void store_block(Operand* out, const Vec (&x)[kStep]) { x[0].store(out); }
 };
 
 struct BFloat16Tile {
   using Weight = bf16;
   using Operand = PairOperand;
   using Weights = Pairs;
+  using Sum = Vec;
   static constexpr int kStep = 2;
 
   static Weights load(const Weight* w) { return Pairs::load(w); }
   static Vec multiply_add(Vec acc, Weights w, const Operand* a) { return dot(acc, w, a); }
   static void store_operands(Operand* out, Vec x) { store_pairs(out, x); }
+  static void store_block(Operand* out, const Vec (&x)[kStep]) { store_pairs(out, x[0], x[1]); }
 };
 
 // Operands in `rows` rows of `columns` floats, with their blocks padded to the full 16 steps.
@@ -63,17 +68,22 @@ void pack_row(const float* x, int64_t columns, int64_t rows, typename Tile::Oper
 struct Prefetch {
   const char* from = nullptr;
   int64_t bytes_per_step = 0;
+  bool into_l2 = false;  // and no nearer: what is used soon keeps the L1 and the buffers that fill it
 
   void step(int64_t s) const {
     const char* line = from + s * bytes_per_step;
-    for (int64_t b = 0; b < bytes_per_step; b += 64) __builtin_prefetch(line + b, 0, 3);
+    // Not __builtin_prefetch: in loops of vectors gcc takes it for without effect, and deletes it.
+    if (into_l2)
+      for (int64_t b = 0; b < bytes_per_step; b += 64) asm volatile("prefetcht1 %0" ::"m"(line[b]));
+    else
+      for (int64_t b = 0; b < bytes_per_step; b += 64) asm volatile("prefetcht0 %0" ::"m"(line[b]));
   }
 };
 
 // acc[r][v] += operands of row r * weights of vector v, over steps [0, steps). Vector v of step s stands at
 // weights[v] + s * weight_stride, the operand of row r at operands[s / 16 * block_stride + r * 16 + s % 16].
 template <class Tile, int R, int V>
-[[gnu::always_inline]] inline void multiply_add(Vec (&acc)[R][V], const typename Tile::Operand* operands,
+[[gnu::always_inline]] inline void multiply_add(typename Tile::Sum (&acc)[R][V], const typename Tile::Operand* operands,
                                                 int64_t block_stride, const typename Tile::Weight* const (&weights)[V],
                                                 int64_t weight_stride, int64_t steps, Prefetch prefetch = {}) {
   for (int64_t begin = 0; begin < steps; begin += kBlockSteps, operands += block_stride) {

@@ -83,8 +83,10 @@ struct Vec {
     return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
             _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
   }
-  // x * 2^n for integral n in [-126, 127].
-  friend Vec scale2(Vec x, Vec n) { return {_mm256_mul_ps(x.a, power2(n.a)), _mm256_mul_ps(x.b, power2(n.b))}; }
+  // x minus the next lower integer: in [0, 1], and 0 for x <= -127.
+  friend Vec fraction(Vec x) { return {fraction(x.a), fraction(x.b)}; }
+  // x * 2^floor(y) for y < 128; zero for y < -126.
+  friend Vec scale2(Vec x, Vec y) { return {_mm256_mul_ps(x.a, power2(y.a)), _mm256_mul_ps(x.b, power2(y.b))}; }
   // Lane i and lane i + 8, then i and i + 4, and so on.
   friend float sum(Vec x) {
     const __m256 eight = _mm256_add_ps(x.a, x.b);
@@ -121,8 +123,14 @@ struct Vec {
     const __m128i h = _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), h);
   }
-  static __m256 power2(__m256 n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  static __m256 at_least(__m256 x, float least) { return _mm256_max_ps(_mm256_set1_ps(least), x); }  // NaN stays
+  static __m256 fraction(__m256 x) {
+    const __m256 bounded = at_least(x, -127.0f);
+    return _mm256_sub_ps(bounded, _mm256_floor_ps(bounded));
+  }
+  static __m256 power2(__m256 x) {
+    const __m256i n = _mm256_cvtps_epi32(_mm256_floor_ps(at_least(x, -127.0f)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
   }
 };
 
@@ -198,6 +206,10 @@ inline void store_pairs(PairOperand* out, Vec x) {
   bf16 rounded[16];
   x.store(rounded);
   Vec::load(rounded).store(&out->even);
+}
+inline void store_pairs(PairOperand* out, Vec first, Vec second) {
+  store_pairs(out, first);
+  store_pairs(out + 8, second);
 }
 inline Vec dot(Vec acc, Pairs w, const PairOperand* p) {
   const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xffff0000));

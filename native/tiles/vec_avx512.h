@@ -58,8 +58,10 @@ struct Vec {
   }
   // Nearest integer, ties to even.
   friend Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-  // a * 2^n for integral n in [-126, 127].
-  friend Vec scale2(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+  // a minus the next lower integer: in [0, 1], and 0 for infinity.
+  friend Vec fraction(Vec a) { return {_mm512_reduce_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+  // a * 2^floor(x) for x < 128; zero or subnormal for x < -126.
+  friend Vec scale2(Vec a, Vec x) { return {_mm512_scalef_ps(a.v, x.v)}; }
   // Lane i and lane i + 8, then i and i + 4, and so on.
   friend float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
   // The first n lanes of a, then `fill`.
@@ -140,6 +142,9 @@ using PairOperand = uint32_t;  // two bf16, the even k in the low half
 inline void store_pairs(PairOperand* out, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(x.v));
 }
+inline void store_pairs(PairOperand* out, Vec first, Vec second) {
+  store_both(reinterpret_cast<bf16*>(out), first, second);
+}
 inline Vec dot(Vec acc, Pairs w, const PairOperand* a) {
   return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)_mm512_set1_epi32(static_cast<int>(*a)))};
 }
@@ -152,6 +157,10 @@ inline void store_pairs(PairOperand* out, Vec x) {
   bf16 rounded[16];
   x.store(rounded);
   Vec::load(rounded).store(&out->even);
+}
+inline void store_pairs(PairOperand* out, Vec first, Vec second) {
+  store_pairs(out, first);
+  store_pairs(out + 8, second);
 }
 inline Vec dot(Vec acc, Pairs w, const PairOperand* a) {
   const Vec low{_mm512_castsi512_ps(_mm512_slli_epi32(w.v, 16))};

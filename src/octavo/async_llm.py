@@ -64,6 +64,7 @@ class AsyncLLM:
         self._outputs = OutputProcessor(front_end.tokenizer)
         self._streams: dict[str, _Stream] = {}  # by the caller's request id
         self._death: EngineDeadError | None = None
+        self._dead = asyncio.Event()
         self._last_token_time = 0.0  # time.monotonic(), seconds
         self._reader = asyncio.create_task(self._read(), name="octavo-engine-replies")
 
@@ -71,15 +72,16 @@ class AsyncLLM:
     async def start(
         cls, config: EngineConfig, client: EngineClient | None = None, *, model_name: str | None = None
     ) -> AsyncLLM:
-        """Start the engine (in a process of its own, if no `client` is given) and read the tokenizer meanwhile.
+        """Start the engine (if no `client` is given, in a process of its own, which is started again when it dies or
+        hangs) and read the tokenizer meanwhile.
 
         `model_name` is the metrics' label. Raises ConfigError, CheckpointError, EngineDeadError; nothing is left then.
         """
         if client is None:
-            from octavo.engine.client import ProcessClient
+            from octavo.engine.supervisor import SupervisedClient
 
-            client = process = ProcessClient(config)
-            process.launch()  # before the first await: the caller's own imports may go on beside it
+            client = supervised = SupervisedClient(config)
+            supervised.launch()  # before the first await: the caller's own imports may go on beside it
         tasks = starting, loading = (
             asyncio.create_task(client.start()),
             asyncio.create_task(asyncio.to_thread(load_front_end, config)),
@@ -117,7 +119,19 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
+        """Whether requests are taken; also while an engine that died is started again."""
         return self._death is None and self._client.alive
+
+    @property
+    def restarting(self) -> bool:
+        """Whether requests wait for an engine that is started again."""
+        return self._client.restarting
+
+    async def wait_until_dead(self) -> EngineDeadError:
+        """Returns when no request will ever run again: why."""
+        await self._dead.wait()
+        assert self._death is not None
+        return self._death
 
     @property
     def num_unfinished(self) -> int:
@@ -217,7 +231,7 @@ class AsyncLLM:
 
     async def is_ready(self, timeout: float = 10.0) -> bool:
         """Whether a token can be made, shown by making one (it counts in the metrics); `timeout` in seconds."""
-        if not self.alive:
+        if not self.alive or self._client.restarting:
             return False
         if time.monotonic() - self._last_token_time < FRESH_SECONDS:
             return True
@@ -282,6 +296,7 @@ class AsyncLLM:
 
     def _die(self, message: str) -> None:
         self._death = self._death or EngineDeadError(message)
+        self._dead.set()
         for stream in self._streams.values():
             stream.news.set()
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from octavo.errors import ConfigError
 
 MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
+MAX_TIMEOUT_SECONDS = 7 * 24 * 3600  # a longer one is 0, which means never
 MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
 
 
@@ -66,13 +67,14 @@ class EngineConfig:
     )
     quantization: str | None = option(
         None,
-        "quantise the weights at load, in groups of 32: int8, or int4 (embedding and head: int8)",
+        "quantise the weights at load: int8 (a scale for each row), or int4 in groups of 32 (embedding and head: int8)",
         choices=("int8", "int4"),
     )
     activation_dtype: str = option(
         "auto",
-        "what the inputs of products with quantised weights are rounded to; auto: bfloat16 with AMX, else int8",
-        choices=("auto", "bfloat16", "int8"),
+        "what the inputs of products with quantised weights are rounded to; auto: with AMX int16 for quantization int8 "
+        "(whose weights any other type takes in groups of 32) and else bfloat16, without it int8",
+        choices=("auto", "bfloat16", "int8", "int16"),
     )
     max_model_len: int | Literal["auto"] | None = option(
         None, "longest prompt + output; default: the checkpoint's; auto: the longest that fits memory", unit="tokens"
@@ -123,6 +125,13 @@ class EngineConfig:
     enforce_eager: bool = option(False, "run op by op instead of the traced program (for debugging; same bytes)")
     num_threads: int | None = option(None, "threads of the kernels; default: from affinity and cgroup quota")
     isa: str | None = option(None, "force an instruction set", choices=("x86_v3", "x86_v4", "x86_v4_bf16", "amx"))
+    # The longest steps are those of large models on few cores: 2048 prompt tokens of 8 billion weights take about a
+    # minute on two.
+    engine_timeout: float = option(
+        120.0,
+        "an engine process that has requests and finishes no step for so long is killed and started again; 0: never",
+        unit="seconds",
+    )
     tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)")
     # Text and sampling
     chat_template: str | None = option(None, "file (or the text itself) of a chat template that replaces the model's")
@@ -146,6 +155,7 @@ class EngineConfig:
         _check_range(self, "kv_offload_size", 0.001, MAX_TIER_GIB)
         _check_range(self, "long_prefill_token_threshold", 0)
         _check_range(self, "swap_space", 0, MAX_TIER_GIB)
+        _check_range(self, "engine_timeout", 0, MAX_TIMEOUT_SECONDS)
         _check_range(self, "max_logprobs", -1)
         if self.block_size < 16 or self.block_size % 16:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a multiple of 16", param="block_size")

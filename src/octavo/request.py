@@ -121,6 +121,9 @@ class EngineRequest:
     position). `eos_token_ids` end the request unless `params.ignore_eos`. `request_id` is unique for the engine's life.
     `fork_of` names the sample of the same prompt that computes it for all. With `beams` the request is a beam search,
     and `params` are those of its steps (`BeamSearch` in core/beams.py).
+
+    `output_token_ids` are what the request has said already, to an engine that is no more: it goes on behind them, with
+    the bytes that it would have had. A beam search has none, it begins again.
     """
 
     request_id: str
@@ -136,6 +139,7 @@ class EngineRequest:
     arrival_time: float = 0.0  # time.time(), seconds
     fork_of: str | None = None
     beams: BeamSearchParams | None = None
+    output_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +181,7 @@ class Request:
 
     @classmethod
     def from_source(cls, source: EngineRequest) -> Request:
-        return cls(source=source, token_ids=array("i", source.prompt_token_ids))
+        return cls(source=source, token_ids=array("i", (*source.prompt_token_ids, *source.output_token_ids)))
 
     @property
     def num_seats(self) -> int:
@@ -199,7 +203,7 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """They are given out with the first output token: after a preemption, the prompt is not scored again."""
+        """They are given out with the first output token: then the prompt is never scored again."""
         return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
 
 

@@ -24,6 +24,7 @@ class FakeServer(ThreadingHTTPServer):
         self.failure: str | None = None  # sent as an error event in the middle of a stream
         self.live: list[dict[str, Any]] = []  # the records of GET /live
         self.num_good = 0  # streams that end well before any fails
+        self.counting = threading.Lock()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client may leave in the middle of an answer, when it has read an error event: nothing to print."""
@@ -47,14 +48,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, body, self.headers["Authorization"]))
+        with self.server.counting:  # a stream's number is its own, whatever arrives beside it
+            self.server.requests.append((self.path, body, self.headers["Authorization"]))
+            num_streams = sum(sent is not None for _, sent, _ in self.server.requests)
         if self.server.status != 200:
             self._json({"error": {"message": "max_tokens is -1; it must be at least 1", "type": "invalid_request"}})
             return
-        self._stream(self._answer())
+        self._stream(self._answer(num_streams))
 
-    def _answer(self) -> Iterator[str]:
-        num_streams = sum(sent is not None for _, sent, _ in self.server.requests)
+    def _answer(self, num_streams: int) -> Iterator[str]:
         for i, word in enumerate(self.server.words):
             if self.server.failure and num_streams > self.server.num_good and i == 2:
                 yield f"data: {json.dumps({'error': {'message': self.server.failure}})}\n\n"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from array import array
 
-from octavo.core.picture import CACHED, FREE, Painter, Phase, Picture
+from octavo.core.picture import Painter, Phase, Picture
 from octavo.request import BeamSearchParams
 from support.fake_runner import make_beams, make_engine, make_request
 
 
-def owners(picture: Picture) -> list[int]:
-    return list(array("h", picture.owners))
+def tables(picture: Picture) -> list[tuple[int, list[int]]]:
+    return [(number, ids(table)) for number, table in picture.tables]
 
 
-def num_refs(picture: Picture) -> list[int]:
-    return list(array("i", picture.num_refs))
+def ids(data: bytes) -> list[int]:
+    return array("i", data).tolist()
 
 
 def phases(picture: Picture) -> list[tuple[int, Phase]]:
@@ -23,7 +23,7 @@ def phases(picture: Picture) -> list[tuple[int, Phase]]:
 
 def test_nothing_runs():
     picture = make_engine(num_blocks=3).picture()
-    assert picture.requests == [] and owners(picture) == [FREE] * 3 and num_refs(picture) == [0] * 3
+    assert picture.requests == [] and tables(picture) == [] and ids(picture.cached) == []
     assert (picture.num_waiting, picture.num_prefill, picture.num_decode) == (0, 0, 0)
 
 
@@ -35,26 +35,24 @@ def test_a_request_from_the_queue_to_its_end():
     engine.step()
     picture = engine.picture()
     assert picture.requests == [(1, "prefill", 11, 0, 8, 0)] and picture.num_prefill == 1
-    assert owners(picture) == [1, 1, 1, FREE, FREE, FREE]
+    assert tables(picture) == [(1, [0, 1, 2])] and ids(picture.cached) == []
     engine.step()
     picture = engine.picture()
     assert picture.requests == [(1, "decode", 11, 1, 11, 0)] and picture.num_decode == 1
     while engine.has_unfinished:
         engine.step()
     picture = engine.picture()
-    assert picture.requests == [] and owners(picture) == [CACHED] * 4 + [FREE] * 2
+    assert picture.requests == [] and tables(picture) == [] and sorted(ids(picture.cached)) == [0, 1, 2, 3]
 
 
-def test_who_came_first_owns_what_is_shared():
+def test_who_came_first_comes_first():
     engine = make_engine(num_blocks=8, block_size=4)
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     engine.add_request(make_request("a", prompt, max_tokens=9, ignore_eos=True))
     engine.step()
     engine.add_request(make_request("b", [*prompt[:8], 3], max_tokens=9, ignore_eos=True))
     engine.step()
-    picture = engine.picture()
-    assert owners(picture) == [1, 1, 1, 2, FREE, FREE, FREE, FREE]
-    assert num_refs(picture) == [2, 2, 1, 1, 0, 0, 0, 0]
+    assert tables(engine.picture()) == [(1, [0, 1, 2]), (2, [0, 1, 3])]
 
 
 def test_a_number_stays_and_is_given_again_when_it_is_free():
@@ -79,7 +77,7 @@ def test_who_is_preempted_waits_again_and_is_computed_again():
     picture = engine.picture()
     assert phases(picture) == [(1, Phase.DECODE), (0, Phase.WAITING)]
     assert picture.requests[1].num_preemptions == 1 and picture.requests[1].num_output_tokens > 0
-    assert set(owners(picture)) == {1, FREE}
+    assert [number for number, _ in tables(picture)] == [1]
 
 
 def test_the_blocks_of_all_beams_are_the_request_s():
@@ -89,10 +87,9 @@ def test_the_blocks_of_all_beams_are_the_request_s():
         engine.step()
     picture = engine.picture()
     assert phases(picture) == [(1, Phase.DECODE)] and picture.requests[0].num_output_tokens == 3
-    tables = [engine.scheduler.kv.block_table(row) for row in engine.scheduler.rows.all(engine.scheduler.running[0])]
-    held = {block_id for table in tables for block_id in table}
-    assert {block_id for block_id, owner in enumerate(owners(picture)) if owner == 1} == held
-    assert num_refs(picture)[tables[0][0]] == 3
+    beams = engine.scheduler.rows.all(engine.scheduler.running[0])
+    assert tables(picture) == [(1, engine.scheduler.kv.block_table(beam).tolist()) for beam in beams]
+    assert len({table[0] for _, table in tables(picture)}) == 1 and len(beams) == 3
 
 
 def test_many_requests_are_counted_and_some_are_shown():

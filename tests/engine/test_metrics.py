@@ -56,6 +56,7 @@ def test_the_mean_first_token_is_that_of_a_while(monkeypatch):
         ("prefix_cache_queries_total", "counter"),
         ("prefix_cache_hits_total", "counter"),
         ("num_preemptions_total", "counter"),
+        ("engine_restarts_total", "counter"),
         ("prompt_tokens_total", "counter"),
         ("generation_tokens_total", "counter"),
         ("request_success_total", "counter"),
@@ -83,6 +84,20 @@ def test_every_reason_is_there_from_the_start():
     metrics = Metrics("m", INFO)
     for reason in FinishReason:
         assert value(metrics, "request_success_total", finished_reason=reason) == 0
+
+
+def test_counters_go_on_when_an_engine_takes_anothers_place():
+    metrics = Metrics("m", INFO)
+    metrics.observe_step(
+        StepNews(), SchedulerStats(num_running=2, prefix_cache_queries=50, num_preemptions=3, num_steps=9)
+    )
+    earlier = SchedulerStats(prefix_cache_queries=50, num_preemptions=3, num_steps=9, num_restarts=1)
+    later = SchedulerStats(num_running=1, prefix_cache_queries=7, prefix_cache_hits=5, num_steps=1, step_tokens=6)
+    metrics.observe_step(StepNews(), later.following(earlier))
+    assert value(metrics, "engine_restarts_total") == 1
+    assert value(metrics, "prefix_cache_queries_total") == 57 and value(metrics, "prefix_cache_hits_total") == 5
+    assert value(metrics, "num_preemptions_total") == 3 and value(metrics, "num_requests_running") == 1
+    assert value(metrics, "iteration_tokens_total_count") == 2
 
 
 def test_stats_become_gauges_and_counters():

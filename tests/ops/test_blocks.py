@@ -172,5 +172,5 @@ def test_what_is_not_a_number_is_not_lost(backend, columns):
 
 
 def test_only_known_storage(backend):
-    with pytest.raises(ValueError, match="storage is 'int3'; allowed: plain, blocks, int8, int4"):
+    with pytest.raises(ValueError, match="storage is 'int3'; allowed: plain, blocks, int8, int4, int8_row"):
         backend.matrix([float_source(4, 32)], "int8", storage="int3")

@@ -34,8 +34,11 @@ def test_activations_follow_the_machine_and_then_the_option() -> None:
 
 
 def test_quantised_at_load() -> None:
-    int8, int4 = choose(quantization="int8"), choose(quantization="int4")
-    assert int8.layers.storage == int8.rest.storage == "int8"
+    int8, int4 = choose(quantization="int8", variant="amx"), choose(quantization="int4")
+    assert int8.layers == int8.rest == MatrixFormat("int16", "int8_row")
+    assert choose(quantization="int8", activation_dtype="int16", variant="x86_v3") == int8
+    assert choose(quantization="int8", variant="x86_v4_bf16").layers == MatrixFormat("int8", "int8")
+    assert choose(quantization="int8", activation_dtype="bfloat16").rest == MatrixFormat("bfloat16", "int8")
     assert (int4.layers.storage, int4.rest.storage) == ("int4", "int8")
 
 
@@ -49,6 +52,9 @@ def test_quantised_at_load() -> None:
             "activation_dtype is 'int8', but the weights are bfloat16; allowed: auto, bfloat16",
         ),
         ({"activation_dtype": "bfloat16", "dtype": "float32"}, "the weights are float32; allowed: auto$"),
+        ({"activation_dtype": "int16"}, "the weights are bfloat16; allowed: auto, bfloat16"),
+        ({"activation_dtype": "int16", "has_blocks": True}, "'int16', which goes with quantization 'int8' alone"),
+        ({"activation_dtype": "int16", "quantization": "int4"}, "allowed: auto, bfloat16, int8$"),
     ],
 )
 def test_contradictions(options: dict[str, Any], message: str) -> None:
@@ -62,3 +68,10 @@ def test_bits() -> None:
     assert MatrixFormat("bfloat16", "plain").bits("Q4_1") == 16.0
     assert MatrixFormat("float32", "plain").bits("BF16") == 32.0
     assert MatrixFormat("int8", "int4").bits("F32") == 5.0
+    assert MatrixFormat("bfloat16", "int8").bits("F32") == 8.5
+    assert MatrixFormat("int16", "int8_row").bits("F32") == 8.0
+
+
+def test_names() -> None:
+    assert str(MatrixFormat("int16", "int8_row")) == "int8 weights, int16 activations"
+    assert str(MatrixFormat("int8", "blocks")) == "packed blocks, int8 activations"

@@ -24,6 +24,7 @@ QUANTISED: dict[str, tuple[str, dict[str, Any]]] = {
     "gguf": ("mixed.gguf", {}),
 }
 ACTIVATIONS = ("bfloat16", "int8")
+ALL = [*((name, activations) for name in QUANTISED for activations in ACTIVATIONS), ("int8", "int16")]
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("activations", ACTIVATIONS)
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize(("name", "activations"), ALL)
 def test_logits_are_those_of_the_reference(models: Path, name: str, activations: str) -> None:
     """Where two sums differ in their last place, an activation may be rounded to the next code, and attention carries
     that to the rows behind: the first row agrees to float32 roundings, the others to those of codes."""
@@ -54,8 +54,7 @@ def test_logits_are_those_of_the_reference(models: Path, name: str, activations:
     assert np.abs(actual - expected).mean(axis=1).max() < 0.05  # the logits spread by 2
 
 
-@pytest.mark.parametrize("activations", ACTIVATIONS)
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize(("name", "activations"), ALL)
 def test_a_request_does_not_see_its_company(models: Path, name: str, activations: str) -> None:
     checkpoint, options = QUANTISED[name]
     ways: list[dict[str, Any]] = [
@@ -103,6 +102,7 @@ def test_any_float_checkpoint_can_be_quantised(models: Path) -> None:
         ("half.gguf", "--activation-dtype int8", "the weights are bfloat16; allowed: auto, bfloat16"),
         ("float32", "--activation-dtype bfloat16", "the weights are float32; allowed: auto"),
         ("mixed.gguf", "--dtype float32 --activation-dtype int8", "the weights are float32; allowed: auto"),
+        ("mixed.gguf", "--activation-dtype int16", "which goes with quantization 'int8' alone"),
         ("bfloat16", "--quantization awq", "quantization is 'awq'; allowed: int8, int4"),
     ],
 )

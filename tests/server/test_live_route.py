@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from contextlib import aclosing
 
 import pytest
@@ -108,10 +109,10 @@ async def test_it_is_guarded(serve):
 
 
 def test_runs_join_what_is_alike():
-    owners, num_refs = [1, 1, 1, 2, -1, -1, 0], [2, 2, 1, 1, 0, 0, 0]
-    picture = Picture([], 0, 0, 0, b"".join(n.to_bytes(2, "little", signed=True) for n in owners), _ints(num_refs))
-    assert live.runs(picture) == [2, 1, 2, 1, 1, 1, 1, 2, 1, 2, -1, 0, 1, 0, 0]
+    picture = Picture([], 0, 0, 0, [(1, _ids(0, 1)), (2, _ids(0, 3, 2))], _ids(4))
+    assert live.runs(picture, 7) == [1, 1, 2, 1, 1, 1, 2, 2, 1, 1, -1, 0, 2, 0, 0]
+    assert live.runs(None, 7) == [7, 0, 0]
 
 
-def _ints(values: list[int]) -> bytes:
-    return b"".join(value.to_bytes(4, "little") for value in values)
+def _ids(*block_ids: int) -> bytes:
+    return array("i", block_ids).tobytes()

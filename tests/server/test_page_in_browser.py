@@ -15,7 +15,7 @@ from support.served import ServerProcess
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 KEY = "a-key"
-IS_RUNNING = "document.querySelector('#status').textContent === 'running'"
+IS_RUNNING = "document.querySelector('#status')?.textContent === 'running'"
 LAST_FIGURES = "document.querySelector('#log article:last-child .quiet')?.textContent ?? ''"
 
 
@@ -38,7 +38,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 def open_with_key(browser: Browser, server: ServerProcess) -> None:
     """As somebody who has given the key in this tab before."""
     browser.open(f"{server.url}/")
-    browser.wait_for("document.querySelector('#status').textContent.includes('API key')")
+    browser.wait_for("document.querySelector('#status')?.textContent.includes('API key')")
     browser.evaluate(f"sessionStorage.setItem('octavo.key', {json.dumps(KEY)})")
     browser.complaints.clear()  # of the 401
     browser.evaluate("location.reload()")
@@ -112,7 +112,7 @@ def test_the_live_view_shows_a_request_while_it_runs_and_escape_stops_it(server,
 
 def test_a_key_is_asked_for_and_stays_in_the_tab(server, browser):
     browser.open(f"{server.url}/")
-    browser.wait_for("document.querySelector('#status').textContent.includes('API key')")
+    browser.wait_for("document.querySelector('#status')?.textContent.includes('API key')")
     ask(browser, "Hello")
     browser.wait_for("document.activeElement.id === 'key'")
     browser.type(KEY)

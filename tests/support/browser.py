@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,15 @@ OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"),
     *("--disable-component-update", "--disable-extensions", "--disable-sync", "--no-first-run", "--hide-scrollbars"),
 )
+# Gives the pipes the numbers that the browser wants; first out of the way of each other.
+LAUNCHER = """
+import os, sys
+from fcntl import F_DUPFD, fcntl
+pipes = [fcntl(int(number), F_DUPFD, 10) for number in sys.argv[1:3]]
+os.dup2(pipes[0], 3)
+os.dup2(pipes[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, "")}
 
 
@@ -30,11 +40,9 @@ class Browser:
         assert CHROMIUM is not None, "Chromium is not installed"
         read_3, write_3 = os.pipe()
         read_4, write_4 = os.pipe()
-        # The shell gives the pipes the numbers that the browser wants.
-        script = f'exec "$@" 3<&{read_3} 4>&{write_4}'
-        options = (*OPTIONS, f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank")
+        options = (*OPTIONS, f"--user-data-dir={folder}", "--remote-debugging-pipe")
         self._process = subprocess.Popen(
-            ["sh", "-c", script, "sh", CHROMIUM, *options],
+            [sys.executable, "-IS", "-c", LAUNCHER, str(read_3), str(write_4), CHROMIUM, *options],
             pass_fds=(read_3, write_4),
             stderr=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -46,14 +54,20 @@ class Browser:
         self._num_calls = 0
         self._session: str | None = None
         self.complaints: list[str] = []
-        target = next(t for t in self._call("Target.getTargets")["targetInfos"] if t["type"] == "page")
+        try:
+            self._open_tab(width, height, "dark" if dark else "light")
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_tab(self, width: int, height: int, scheme: str) -> None:
+        target = self._call("Target.createTarget", url="about:blank")
         attached = self._call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self._call(f"{domain}.enable")
         self.resize(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def resize(self, width: int, height: int) -> None:
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -17,6 +18,7 @@ from octavo.errors import CheckpointError, EngineDeadError, OctavoError
 from octavo.request import EngineRequest, FinishReason
 from octavo.text.tokenizer import Tokenizer
 from support.fake_runner import VOCAB_SIZE, make_engine
+from support.faults import FaultyRunner, strike
 
 END = 0  # "<end>", the one special token
 PIECES = ("<end>", "a", "b", "c", "d", "e", " ", "Hel", "lo", " wor", "ld", "!", "z")
@@ -42,11 +44,16 @@ def small_front_end(generation_config: dict[str, Any] | None = None) -> FrontEnd
 
 
 def build_fake_engine(config: EngineConfig) -> Engine:
-    """`config.model` is JSON: the arguments of `make_engine`, or {"error": message}."""
+    """`config.model` is JSON: the arguments of `make_engine`, or {"error": message}; and "faults", a file of Faults."""
     options = json.loads(config.model)
     if "error" in options:
         raise CheckpointError(options["error"])
-    return make_engine(**options)
+    faults = options.pop("faults", None)
+    engine = make_engine(**options)
+    if faults is not None:
+        strike(Path(faults), "start")
+        engine.runner = FaultyRunner(engine.info.block_size, Path(faults))
+    return engine
 
 
 class LocalClient:
@@ -67,6 +74,10 @@ class LocalClient:
     @property
     def alive(self) -> bool:
         return not self._dead
+
+    @property
+    def restarting(self) -> bool:
+        return False
 
     async def start(self) -> None:
         self.info = self.engine.info

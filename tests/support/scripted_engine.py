@@ -82,6 +82,10 @@ class ScriptedEngine:
     def alive(self) -> bool:
         return not self.dead
 
+    @property
+    def restarting(self) -> bool:
+        return False
+
     async def start(self) -> None:
         pass
 

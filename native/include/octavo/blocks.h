@@ -70,4 +70,7 @@ void split_row(SourceType type, const uint8_t* row, int64_t columns, CodedRow ou
 // and minimum span the values of the group), scales and minimums rounded to half, codes to the nearest.
 void quantise_row(SourceType type, const float* row, int64_t columns, CodedRow out);
 
+// Quantises a row of floats (whole groups) to codes in [-127, 127], and returns their one scale.
+float quantise_row(const float* row, int64_t columns, int8_t* codes);
+
 }  // namespace octavo

@@ -6,7 +6,8 @@
 //
 // Plain panels hold values in the matrix's dtype; their steps are padded with zeros to whole blocks of 16 (64 bytes of
 // packed activations, and the depth of an AMX tile):
-//   bfloat16: a step is 2 k, a vector [16 columns][2 k];   float32: a step is 1 k, a vector [16 columns]
+//   float32: a step is 1 k, a vector [16 columns];   bfloat16: 2 k, [16 columns][2 k];   int8: 4 k, [16 columns][4 k]
+// Behind the codes of an int8 panel stand the scales of its columns and the sums of their codes (Int8Columns).
 // Block panels keep the integers of a block type. A step is a group of 32 k: first the codes, as the products want them
 // (see CodePlace), then for each scale of a group [32] scales, then [32] minimums where the type has them. What stands
 // beyond K is finite; activations are zero there.
@@ -38,10 +39,11 @@ struct MatrixSource {
 
 // How the values are kept.
 enum class Storage {
-  kPlain,   // in the matrix's dtype
-  kBlocks,  // sources of block types as they are; plain where one is not, or where types change within a panel
-  kInt8,    // quantised at load, to Q8_0
-  kInt4,    // quantised at load, to Q4_1
+  kPlain,    // in the matrix's dtype
+  kBlocks,   // sources of block types as they are; plain where one is not, or where types change within a panel
+  kInt8,     // quantised at load, to Q8_0
+  kInt4,     // quantised at load, to Q4_1
+  kInt8Row,  // quantised at load, to plain panels of int8: one scale for a whole row of the matrix
 };
 
 Storage parse_storage(std::string_view name);  // throws std::invalid_argument
@@ -85,9 +87,11 @@ class Matrix {
  public:
   static constexpr int64_t kPanelColumns = 32;
   static constexpr int64_t kBlockSteps = 16;
+  // Sums of products of bytes over so many k fit 32 bits, and in their upper half a carry from the lower.
+  static constexpr int64_t kMaxInt8Columns = 1 << 17;
 
   // Stacks the sources along N. `dtype`: the type to which activations are rounded; int8 becomes bfloat16 where the
-  // panels are plain.
+  // panels are plain. int16 and kInt8Row go together, std::invalid_argument otherwise.
   // `bias`: N floats, or empty.
   Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
          Storage storage, std::vector<float> bias);
@@ -102,9 +106,9 @@ class Matrix {
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
-  // Of plain panels, and of block panels unpacked to bfloat16; a step is so many k.
+  // Of plain panels, and of block panels unpacked to bfloat16; a step is so many k, four bytes of a column.
   int64_t num_steps() const { return round_up(divide_up(columns_, step()), kBlockSteps); }
-  int64_t step() const { return dtype_ == DType::kFloat32 ? 1 : 2; }
+  int64_t step() const { return dtype_ == DType::kFloat32 ? 1 : dtype_ == DType::kInt16 ? 4 : 2; }
   int64_t num_groups() const { return divide_up(columns_, kGroup); }
 
   bool has_blocks() const { return !sections_.empty(); }
@@ -115,11 +119,27 @@ class Matrix {
   }
   template <class T>
   const T* panel(int64_t p) const {  // a plain one
-    return data<T>() + p * num_steps() * kPanelColumns * step();
+    return reinterpret_cast<const T*>(data<uint8_t>() + p * panel_bytes());
+  }
+  // Of an int8 panel: value = scale * code * that of the channel. `sums`: of all codes of a column.
+  struct Int8Columns {
+    float scales[kPanelColumns];
+    int32_t sums[kPanelColumns];
+  };
+  const Int8Columns& int8_columns(int64_t p) const {
+    return *reinterpret_cast<const Int8Columns*>(panel<uint8_t>(p) + code_bytes());
+  }
+  // Of each k of int8 panels, to whole steps: by which activations are multiplied before they are rounded.
+  const float* channel_scales() const {
+    return reinterpret_cast<const float*>(data<uint8_t>() + num_panels() * panel_bytes());
+  }
+  // Of a plain panel.
+  int64_t panel_bytes() const {
+    return code_bytes() + (dtype_ == DType::kInt16 ? static_cast<int64_t>(sizeof(Int8Columns)) : 0);
   }
   // Row n (K floats) as it was packed: the embedding of token n, where the matrix is an embedding table.
   void row(int64_t n, float* out) const;
-  // How the values are kept, for people: bfloat16, Q4_1, Q4_K+Q6_K …
+  // How the values are kept, for people: bfloat16, int8, Q4_1, Q4_K+Q6_K …
   std::string format() const;
 
  private:
@@ -131,7 +151,8 @@ class Matrix {
   };
 
   Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
-  void allocate(Arena& arena);
+  void allocate(Arena& arena, Storage storage);
+  int64_t code_bytes() const { return num_steps() * kPanelColumns * 4; }
   bool make_sections(const std::vector<MatrixSource>& sources, Storage storage);
   const Section& section(int64_t p) const {
     const Section* s = sections_.data();
@@ -145,6 +166,9 @@ class Matrix {
   template <class Read>
   void pack(ThreadPool& pool, bool reads_values, Read read);
   void pack_panel(int64_t p, const float* rows_of_panel);
+  template <class Read>
+  void choose_channel_scales(Read read);
+  void pack_int8_panel(int64_t p, float* rows_of_panel);
   void pack_block_panel(int64_t p, const CodedRow& coded_rows);
 
   int64_t rows_, columns_;

@@ -20,7 +20,7 @@ inline bf16 to_bf16(float x) {
 }
 inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-enum class DType { kFloat32, kBFloat16, kInt8 };
+enum class DType { kFloat32, kBFloat16, kInt8, kInt16 };
 
 DType parse_dtype(std::string_view name);  // throws std::invalid_argument
 

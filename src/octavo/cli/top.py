@@ -67,7 +67,7 @@ def draw(record: Record, speeds: Iterable[float], url: str, width: int) -> Group
     from rich.text import Text
 
     blocks = record["blocks"]
-    state = "" if record["alive"] else " · the engine is dead"
+    state = " · the engine is dead" if not record["alive"] else " · the engine is restarted" * record["restarting"]
     speed = f"{record['tokens_per_second']:8.1f}"
     size = f"{blocks['num_blocks']} blocks of {blocks['block_size']} tokens, {blocks['usage']:.0%} in use"
     return Group(
@@ -90,9 +90,8 @@ def figures(record: Record) -> list[str]:
         f"cache hits {'–' if hits is None else f'{hits:.0%}'}",
         f"preempted {record['num_preemptions']}",
         f"swapped {record['num_swaps']}",
+        f"restarts {record['num_restarts']}",
     ]
-    if record.get("num_restarts"):
-        parts.append(f"engine restarts {record['num_restarts']}")
     phases = f"{requests['num_decode']} decode, {requests['num_prefill']} prefill, {requests['num_waiting']} waiting"
     return [phases, " · ".join(parts)]
 

@@ -19,6 +19,15 @@ def check_size(request: Request, kv: KVManager, *, max_model_len: int, max_num_s
             f"max_model_len is {max_model_len}",
             param="prompt",
         )
+    num_output_tokens, max_tokens = request.num_output_tokens, request.params.max_tokens
+    longest = min(max_model_len, kv.max_tokens + 1)  # with the last token, which is never computed
+    if max_tokens is not None:
+        longest = min(longest, num_prompt_tokens + max_tokens)
+    if num_output_tokens and request.num_tokens >= longest:
+        raise InvalidRequestError(
+            f"output_token_ids has {num_output_tokens} tokens; behind them there is no room for another",
+            param="output_token_ids",
+        )
     if num_prompt_tokens > kv.max_tokens:
         raise InvalidRequestError(
             f"prompt has {num_prompt_tokens} tokens, but the whole KV cache holds {kv.max_tokens} "

@@ -116,10 +116,6 @@ class BlockPool:
     def num_refs(self, block_id: int) -> int:
         return self._num_refs[block_id]
 
-    def all_num_refs(self) -> array[int]:
-        """Of every block, 'i' [num_blocks]: a copy."""
-        return self._num_refs[:]
-
     def cached_blocks(self) -> KeysView[int]:
         """Those to be evicted next come first."""
         return self._cached.keys()

@@ -1,20 +1,16 @@
 """A picture of the requests and the blocks at one moment, for people who look on.
 
 Owns the numbers that stand for requests in it. Reads the scheduler and the pool between two steps and changes nothing;
-who asks for a picture, and how often, it does not know. It costs some 30 ns for each block that is not free.
-
-    block      0   1   2   3   4   5   6
-    owners     1   1   2   2  -1   0   0     request 1 has two blocks, request 2 two, one is cached, two are free
-    num_refs   2   1   1   1   0   0   0     the first one is shared by two requests
+who asks for a picture, and how often, it does not know. The engine waits for it, so tables are copied as they are: what
+they say of each block is for the reader to find out.
 """
 
 from __future__ import annotations
 
 import enum
 from array import array
-from collections import deque
 from collections.abc import Iterable
-from itertools import count, islice, repeat
+from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.request import Request
@@ -22,8 +18,7 @@ from octavo.request import Request
 if TYPE_CHECKING:
     from octavo.core.scheduler import Scheduler
 
-FREE, CACHED = 0, -1
-MAX_SHOWN = 256  # requests in a picture: as many as a page can show; their blocks are in the map in any case
+MAX_SHOWN = 256  # requests in a picture: more than a page can show; the tables of the others are there all the same
 
 
 class Phase(enum.StrEnum):
@@ -49,8 +44,8 @@ class Picture(NamedTuple):
     num_waiting: int
     num_prefill: int
     num_decode: int
-    owners: bytes  # array 'h' [num_blocks]: FREE, CACHED, or the number of the first request that holds the block
-    num_refs: bytes  # array 'i' [num_blocks]: how many hold it
+    tables: list[tuple[int, bytes]]  # of each row: the request's number, and its block ids as an array 'i'
+    cached: bytes  # array 'i': the ids of the blocks that are cached
 
 
 class Painter:
@@ -68,14 +63,17 @@ class Painter:
         shown = [self._show(request, phase) for request, phase in zip(running[:MAX_SHOWN], phases, strict=False)]
         shown += [self._show(request, Phase.WAITING) for request in islice(waiting, MAX_SHOWN - len(shown))]
         num_prefill = phases.count(Phase.PREFILL)
-        pool = scheduler.kv.pool
         return Picture(
             requests=shown,
             num_waiting=len(waiting),
             num_prefill=num_prefill,
             num_decode=len(running) - num_prefill,
-            owners=self._owners(running).tobytes(),
-            num_refs=pool.all_num_refs().tobytes(),
+            tables=[
+                (self._numbers[request.request_id], scheduler.kv.block_table(row).tobytes())
+                for request in running
+                for row in scheduler.rows.with_blocks(request)
+            ],
+            cached=array("i", scheduler.kv.pool.cached_blocks()).tobytes(),
         )
 
     def _give_numbers(self, running: Iterable[Request]) -> None:
@@ -103,18 +101,3 @@ class Painter:
             first.num_computed_tokens,
             request.num_preemptions,
         )
-
-    def _owners(self, running: Iterable[Request]) -> array[int]:
-        """'h' [num_blocks]."""
-        scheduler = self._scheduler
-        owners = array("h", [FREE]) * scheduler.kv.pool.num_blocks
-        _mark(owners, scheduler.kv.pool.cached_blocks(), CACHED)
-        for request in reversed(list(running)):  # so that the first to have come owns what is shared
-            number = self._numbers[request.request_id]
-            for row in scheduler.rows.with_blocks(request):
-                _mark(owners, scheduler.kv.block_table(row), number)
-        return owners
-
-
-def _mark(owners: array[int], block_ids: Iterable[int], owner: int) -> None:
-    deque(map(owners.__setitem__, block_ids, repeat(owner)), maxlen=0)  # half the time of a loop

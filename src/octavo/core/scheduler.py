@@ -89,7 +89,7 @@ class Scheduler:
             raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
         check_size(request, self.kv, max_model_len=self.max_model_len, max_num_seqs=self.queues.max_num_seqs)
         first = self._requests.get(request.source.fork_of or "")
-        if first is not None and first.num_output_tokens == 0:
+        if first is not None and first.num_output_tokens == request.num_output_tokens == 0:
             first.forks.append(request)
             request.fork_from = first
         self._requests[request.request_id] = request

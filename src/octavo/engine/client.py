@@ -47,7 +47,12 @@ class EngineClient(Protocol):
     def picture(self) -> Picture | None: ...
 
     @property
-    def alive(self) -> bool: ...
+    def alive(self) -> bool:
+        """Whether requests are taken."""
+
+    @property
+    def restarting(self) -> bool:
+        """Whether what is taken has to wait for an engine."""
 
     async def start(self) -> None:
         """Returns when the engine is ready. Raises what stopped it: ConfigError, CheckpointError, EngineDeadError …"""
@@ -114,6 +119,16 @@ class ProcessClient:
     def alive(self) -> bool:
         return self._process is not None and self._connection is not None and not self._connection.ended.is_set()
 
+    @property
+    def restarting(self) -> bool:
+        return False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `receive` would return, or raise, at once."""
+        connection = self._connection
+        return connection is not None and bool(connection.replies or connection.ended.is_set())
+
     def launch(self) -> None:
         """Begin to start: the engine loads while the caller does something else. `start` does it if nobody has."""
         self._socket, engine_stdin = socket.socketpair()
@@ -162,24 +177,33 @@ class ProcessClient:
         self.picture = reply.picture or self.picture
         return reply.deltas
 
+    def kill(self) -> None:
+        """End the process now. `receive` still gives what it had said before."""
+        if self._process is not None:
+            self._process.kill()
+
     async def close(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
         connection = self._connection
         try:
-            if connection is not None and hasattr(self, "info") and not connection.ended.is_set():
-                self._send(MessageKind.SHUTDOWN, None)
-                with contextlib.suppress(TimeoutError):
-                    grace = SHUTDOWN_SECONDS if self._config.kv_offload_dir is None else OFFLOAD_SECONDS
-                    await asyncio.wait_for(connection.ended.wait(), grace)
+            if process is not None and connection is not None and hasattr(self, "info"):
+                await self._shut_down(connection)
         finally:
-            process.kill()
+            if process is not None:
+                process.kill()
             if connection is not None:
                 self._transport.abort()
-            else:
+            elif process is not None:
                 self._socket.close()
-            await asyncio.to_thread(process.wait)
+            if process is not None:
+                await asyncio.to_thread(process.wait)
+
+    async def _shut_down(self, connection: _Connection) -> None:
+        if not connection.ended.is_set():
+            self._send(MessageKind.SHUTDOWN, None)
+            with contextlib.suppress(TimeoutError):
+                grace = SHUTDOWN_SECONDS if self._config.kv_offload_dir is None else OFFLOAD_SECONDS
+                await asyncio.wait_for(connection.ended.wait(), grace)
 
     def _check_alive(self) -> None:
         if not self.alive:

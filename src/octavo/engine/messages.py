@@ -35,7 +35,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True):
-    """A picture of the engine after a step; counters count from the engine's start."""
+    """A picture of the engine after a step; counters count from its first start, whatever happens to its process."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -48,6 +48,24 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     num_swaps: int = 0  # preemptions that kept what was computed
     external_prefix_cache_queries: int = 0  # tokens not in the KV cache, looked up on disk
     external_prefix_cache_hits: int = 0
+    num_restarts: int = 0  # of the engine's process
+
+    def following(self, earlier: SchedulerStats) -> SchedulerStats:
+        """This picture, of an engine that has taken another's place: the counters go on from `earlier`."""
+        return SchedulerStats(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            kv_cache_usage=self.kv_cache_usage,
+            prefix_cache_queries=earlier.prefix_cache_queries + self.prefix_cache_queries,
+            prefix_cache_hits=earlier.prefix_cache_hits + self.prefix_cache_hits,
+            num_preemptions=earlier.num_preemptions + self.num_preemptions,
+            num_steps=earlier.num_steps + self.num_steps,
+            step_tokens=self.step_tokens,
+            num_swaps=earlier.num_swaps + self.num_swaps,
+            external_prefix_cache_queries=earlier.external_prefix_cache_queries + self.external_prefix_cache_queries,
+            external_prefix_cache_hits=earlier.external_prefix_cache_hits + self.external_prefix_cache_hits,
+            num_restarts=earlier.num_restarts + self.num_restarts,
+        )
 
 
 @dataclass(slots=True)

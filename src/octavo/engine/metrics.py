@@ -65,6 +65,7 @@ class Metrics:
         self._external_hits = self._counter("external_prefix_cache_hits", "Tokens found on disk.")
         self._preemptions = self._counter("num_preemptions", "Preemptions by the engine.")
         self._swaps = self._counter("num_swaps", "Preemptions that kept what was computed in the swap space.")
+        self._restarts = self._counter("engine_restarts", "Times that the engine's process was started again.")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._success = {
@@ -130,6 +131,7 @@ class Metrics:
         self._external_hits.inc(stats.external_prefix_cache_hits - last.external_prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions - last.num_preemptions)
         self._swaps.inc(stats.num_swaps - last.num_swaps)
+        self._restarts.inc(stats.num_restarts - last.num_restarts)
         self._generation_tokens.inc(self._num_new_tokens)
         for tokens in self._new_step_tokens:
             self._step_tokens.observe(tokens)

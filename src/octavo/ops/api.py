@@ -8,6 +8,10 @@ Arithmetic, for all backends:
 - A matrix may keep its values as the integers of a block type (`Storage`). Its products then take the values rounded to
   bfloat16, or (dtype int8) activations rounded to int8: in groups of 32 along K with scale max|x| / 127, after the two
   largest |x| of a row (the first of equals) were taken out; those two multiply the unrounded values.
+- A matrix of dtype int16 has int8 codes, with a scale for each of its rows and one for each of its channels, along K
+  (`Int8Rows` in quantised.py). Its products take activations, multiplied by the scales of the channels, as int16 codes
+  with a scale for each row. The sum of the products of codes is exact, and rounded once; then it is multiplied by the
+  product of both rows' scales. A row of activations with one that is not finite gives NaN.
 - In attention with a bfloat16 cache, the inputs of matrix products are q (after rope), k, v and the probabilities. An
   int8 cache keeps codes, with a float32 scale for each token and kv head: max|x| / 127, codes rounded to nearest even.
   The products take the codes, which are exact in bfloat16; scores are multiplied by the scales of the keys,
@@ -30,11 +34,12 @@ Tensor = Any  # a backend's array, [rows, columns]
 Matrix = Any  # a backend's packed weight matrix, [N, K]: N outputs, K inputs
 Vector = Any  # a backend's float32 vector
 DType = Literal["float32", "bfloat16"]
-ActivationDType = Literal["float32", "bfloat16", "int8"]
+ActivationDType = Literal["float32", "bfloat16", "int8", "int16"]
 CacheDType = Literal["float32", "bfloat16", "int8"]
 # How a matrix keeps its values: in its dtype; block types as the checkpoint has them (else plain); quantised when
-# packed, to groups of 32 with a half-precision scale (int8: symmetric, Q8_0) or scale and minimum (int4: Q4_1).
-Storage = Literal["plain", "blocks", "int8", "int4"]
+# packed, to groups of 32 with a half-precision scale (int8: symmetric, Q8_0) or scale and minimum (int4: Q4_1), or to
+# int8 with a float32 scale for each row (int8_row, with dtype int16 and only with that).
+Storage = Literal["plain", "blocks", "int8", "int4", "int8_row"]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 

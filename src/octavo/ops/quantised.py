@@ -1,4 +1,4 @@
-"""What quantised matrices and activations are, in NumPy: the definition of `Storage` and of int8 activations.
+"""What quantised matrices and activations are, in NumPy: the definition of `Storage`, int8 and int16 activations.
 
 Every function says what a value becomes; the kernels pack the same integers (native/include/octavo/blocks.h).
 """
@@ -6,9 +6,11 @@ Every function says what a value becomes; the kernels pack the same integers (na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.ops.api import Float32Array, Storage, TensorSource
 from octavo.ops.decode import BLOCK_TYPES
@@ -16,11 +18,14 @@ from octavo.ops.decode import BLOCK_TYPES
 GROUP = 32  # values along K that share a scale
 NUM_OUTLIERS = 2  # activations of a row that stay float32
 PANEL_ROWS = 32  # block types cannot change within so many rows of a matrix
+SAMPLED_ROWS = 256  # of a matrix, that say how large its channels are
+HIGHEST_INT16 = np.float32(32639)  # the code of a row's largest activation: 127.5 times 256, so that both bytes fit
+LEAST_ACTIVATION = np.float32(1e-30)  # rows of nothing larger are zeros
 
 
 def keeps_blocks(sources: Sequence[TensorSource], storage: Storage) -> bool:
     """Whether a matrix of these sources keeps integers; else it is plain."""
-    if storage in ("int8", "int4"):
+    if storage in ("int8", "int4", "int8_row"):
         return True
     if storage == "plain" or any(source.type not in BLOCK_TYPES for source in sources):
         return False
@@ -67,6 +72,49 @@ def quantise_activations(x: Float32Array) -> Float32Array:
     codes = np.rint(groups * inverse)
     restored: Float32Array = (codes * (largest_of_group / np.float32(127))).reshape(len(x), -1)[:, : x.shape[1]]
     return restored + outliers
+
+
+@dataclass(slots=True, frozen=True)
+class Int8Rows:
+    """A matrix as codes in [-127, 127]: a value is scale * code * channel_scale."""
+
+    codes: npt.NDArray[np.int64]  # [N, K]
+    scales: Float32Array  # [N]: the largest of a row, divided by the scales of the channels, / 127
+    channel_scales: Float32Array  # [K]
+
+    @classmethod
+    def quantise(cls, values: Float32Array) -> Int8Rows:
+        channels = _channel_scales(values)
+        values = values / channels
+        scales: Float32Array = np.max(np.abs(values), axis=1) / np.float32(127)
+        return cls(np.clip(_steps(values, scales[:, None]), -127, 127).astype(np.int64), scales, channels)
+
+    @property
+    def values(self) -> Float32Array:
+        return self.scales[:, None] * self.codes.astype(np.float32) * self.channel_scales
+
+
+def _channel_scales(values: Float32Array) -> Float32Array:
+    """m^(1/4), m the mean square of a channel in a sample of the rows, not less than a 65,536th of the largest."""
+    num = min(len(values), SAMPLED_ROWS)
+    sample = values[np.arange(num) * len(values) // num].astype(np.float64)
+    squares = np.sum(sample**2, axis=0)
+    least = np.max(squares) / 65536
+    if not least > 0:
+        return np.ones(values.shape[1], np.float32)
+    scales: Float32Array = np.sqrt(np.sqrt(np.maximum(squares, least) / num)).astype(np.float32)
+    return scales
+
+
+def to_int16_rows(x: Float32Array) -> tuple[npt.NDArray[np.int64], Float32Array]:
+    """float32 [T, K] as codes, [T, K], and the scale of each row, [T]: its largest |x| / 32,639; NaN, with codes of
+    zero, where one is not finite."""
+    finite = np.isfinite(x).all(axis=1)
+    largest = np.max(np.abs(np.where(finite[:, None], x, 0)), axis=1)
+    inverse = np.divide(HIGHEST_INT16, largest, out=np.zeros_like(largest), where=largest > LEAST_ACTIVATION)
+    codes = np.rint(np.where(finite[:, None], x, 0) * inverse[:, None])
+    scale: Float32Array = np.where(finite, largest / HIGHEST_INT16, np.float32(np.nan))
+    return codes.astype(np.int64), scale
 
 
 def _groups(values: Float32Array, pad: Literal["edge", "constant"] = "edge") -> Float32Array:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from octavo.ops.api import ActivationDType, Batch, CacheDType, DType, Float32Array, Int32Array, Storage, TensorSource
 from octavo.ops.decode import decode
-from octavo.ops.quantised import keeps_blocks, quantise_activations, quantise_weights
+from octavo.ops.quantised import Int8Rows, keeps_blocks, quantise_activations, quantise_weights, to_int16_rows
 
 SPLIT = 256  # tokens of the KV cache that attention sums at a time
 
@@ -27,10 +27,11 @@ def round_to(x: Float32Array, dtype: DType) -> Float32Array:
 
 @dataclass(slots=True, frozen=True)
 class ReferenceMatrix:
-    values: Float32Array  # [N, K]: rounded to dtype, or what the integers of a block type stand for
+    values: Float32Array  # [N, K]: rounded to dtype, or what the matrix's integers stand for
     dtype: ActivationDType
     bias: Float32Array | None  # [N]
     in_blocks: bool = False  # values are of a block type, not of dtype
+    rows: Int8Rows | None = None  # of dtype int16
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,6 +94,11 @@ class ReferenceOps:
         return y
 
     def linear(self, x: Float32Array, weight: ReferenceMatrix) -> Float32Array:
+        if weight.rows is not None:
+            codes, scales = to_int16_rows(x * weight.rows.channel_scales)
+            sums = codes.astype(np.float64) @ weight.rows.codes.T.astype(np.float64)  # integers below 2^53: exact
+            exact: Float32Array = sums.astype(np.float32) * (scales[:, None] * weight.rows.scales)
+            return exact if weight.bias is None else exact + weight.bias
         if weight.dtype == "int8":
             inputs, values = quantise_activations(x), weight.values
         else:
@@ -187,12 +193,16 @@ def _matrix(
     in_blocks: bool,
     bias: Sequence[TensorSource] = (),
 ) -> ReferenceMatrix:
-    if in_blocks:
+    rows = None
+    if dtype == "int16":
+        rows = Int8Rows.quantise(values)
+        values = rows.values
+    elif in_blocks:
         values = quantise_weights(values, storage)
     else:
         dtype = "bfloat16" if dtype == "int8" else dtype
         values = round_to(values, dtype)
-    return ReferenceMatrix(values, dtype, np.concatenate([decode(b) for b in bias]) if bias else None, in_blocks)
+    return ReferenceMatrix(values, dtype, np.concatenate([decode(b) for b in bias]) if bias else None, in_blocks, rows)
 
 
 class ReferenceBackend:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from octavo.engine.messages import Picture
     from octavo.server.front import Front
 
+FREE, CACHED = 0, -1  # blocks that no request holds
 INTERVAL_SECONDS = 0.5
 ANSWER_SECONDS = 0.05  # for the engine to answer; where its step takes longer, the picture is that of the last time
 RATE_SECONDS = 2.0  # tokens per second are those of the last ones
@@ -99,18 +100,20 @@ class Live:
             "time": time.time(),
             "model": self._model_name,
             "alive": llm.alive,
+            "restarting": llm.restarting,
             "tokens_per_second": self._tokens_per_second(llm.metrics.num_generation_tokens),
             "first_token_seconds": llm.metrics.mean_first_token(FIRST_TOKEN_SECONDS),
             "num_generation_tokens": llm.metrics.num_generation_tokens,
             "prefix_cache_hit_rate": _ratio(stats.prefix_cache_hits, stats.prefix_cache_queries),
             "num_preemptions": stats.num_preemptions,
             "num_swaps": stats.num_swaps,
+            "num_restarts": stats.num_restarts,
             "requests": _requests(picture),
             "blocks": {
                 "num_blocks": llm.info.num_blocks,
                 "block_size": llm.info.block_size,
                 "usage": stats.kv_cache_usage,
-                "runs": runs(picture) if picture is not None else [llm.info.num_blocks, 0, 0],
+                "runs": runs(picture, llm.info.num_blocks),
             },
         }
 
@@ -134,9 +137,22 @@ def _requests(picture: Picture | None) -> dict[str, Any]:
     }
 
 
-def runs(picture: Picture) -> list[int]:
-    """Flat triples: length, owner, references (as in `Picture`)."""
-    owners, num_refs = array("h", picture.owners), array("i", picture.num_refs)
+def runs(picture: Picture | None, num_blocks: int) -> list[int]:
+    """Flat triples: how many blocks are alike, whose they are, how many hold each. The first in the tables owns what is
+    shared.
+
+        block      0   1   2   3   4   5   6
+        owner      1   1   2   2  -1   0   0      FREE, CACHED, or the number of a request
+        num_refs   2   1   1   1   0   0   0      → 1 1 2  1 1 1  2 2 1  1 -1 0  2 0 0
+    """
+    owners, num_refs = [FREE] * num_blocks, [0] * num_blocks
+    if picture is not None:
+        for block_id in array("i", picture.cached):
+            owners[block_id] = CACHED
+        for number, table in reversed(picture.tables):
+            for block_id in array("i", table):
+                owners[block_id] = number
+                num_refs[block_id] += 1
     flat: list[int] = []
     for (owner, refs), run in groupby(zip(owners, num_refs, strict=True)):
         flat += (sum(1 for _ in run), owner, refs)

@@ -18,14 +18,14 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def health(front: Front, request: Request) -> Response:
-    """Whether the engine lives; no word about how busy it is."""
+    """Whether the engine lives or will live again (while it is restarted, requests are taken, and wait)."""
     if not front.llm.alive:
         raise EngineDeadError("the engine is dead")
     return Response()
 
 
 async def ready(front: Front, request: Request) -> Response:
-    """Whether a token can be made: one is."""
+    """Whether a token can be made now: one is. Not while the engine is restarted."""
     if not await front.attend(front.llm.is_ready(), request.receive):
         raise EngineDeadError("the engine cannot make a token", code="not_ready")
     return Response()

@@ -35,7 +35,8 @@ LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once) and CheckpointError."""
+    """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once), CheckpointError, and
+    EngineDeadError where the engine cannot be kept alive (exit code 1)."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("octavo").setLevel(server_config.log_level.upper())
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -124,12 +125,22 @@ async def _serve_app(
             timeout_graceful_shutdown=math.ceil(server_config.shutdown_timeout + LAST_WORDS_SECONDS),
         )
     )
+    front = app.state.front
     serving = asyncio.create_task(http.serve([listener]))
-    await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+    dead = asyncio.create_task(front.llm.wait_until_dead())
+    await asyncio.wait((serving, stopped, dead), return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
+        dead.cancel()
         serving.result()
         return 1
-    front = app.state.front
+    if dead.done():
+        _say(f"{dead.result().message}; this server ends")
+        await asyncio.wait((stopped,), timeout=LAST_WORDS_SECONDS)  # clients read their errors, probes a 503
+        front.stop()
+        http.should_exit = True
+        await serving
+        raise dead.result()
+    dead.cancel()
     front.live.close()  # who only looks on does not hold up the end
     _say(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
     http.should_exit = True

@@ -37,6 +37,7 @@ LIMITS = {
     "float32": "GFLOP/s in float32",
     "bfloat16": "GFLOP/s in bfloat16",
     "int8": "GOP/s in int8",
+    "int16": "GOP/s in int16",
     "bandwidth": "GB/s",
 }
 

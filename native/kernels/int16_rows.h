@@ -1,0 +1,73 @@
+// Activations quantised to int16, a scale for each row: the operands of linear_int16.
+#pragma once
+
+#include <limits>
+
+#include "kernels/row_blocks.h"
+#include "tiles/int16_tile.h"
+
+namespace octavo {
+
+// The largest |x| of a row becomes this code: its upper byte, rounded, still is one.
+inline constexpr float kHighestInt16 = 32639.0f;
+// Rows of nothing larger are zeros: the reciprocal of their scale may not be a number.
+inline constexpr float kLeastActivation = 1e-30f;
+
+// The operands of some rows, [block][16 steps][plane][row][16], and the scale of each row before them.
+struct Int16Packing {
+  RowBlocks blocks;
+  const Matrix& weight;
+  void* memory;
+
+  static int64_t operands_of_row(int64_t columns) {
+    return Int16Tile::kPlanes * round_up(divide_up(columns, Int16Tile::kStep), kBlockSteps);
+  }
+  static size_t bytes(int64_t rows, int64_t columns) {
+    return scale_bytes(rows) + static_cast<size_t>(rows * operands_of_row(columns)) * sizeof(Int16Tile::Operand);
+  }
+
+  float* scales(int64_t b) const { return static_cast<float*>(memory) + blocks.begin(b); }
+  Int16Tile::Operand* operands(int64_t b) const {
+    auto* first = reinterpret_cast<Int16Tile::Operand*>(static_cast<char*>(memory) + scale_bytes(blocks.rows));
+    return first + blocks.begin(b) * operands_of_row(weight.columns());
+  }
+
+  // This worker's share of the rows of x.
+  void fill(View x, Worker worker) const {
+    blocks.share_out(worker, [&](int64_t b, int64_t r) {
+      pack(x.row(blocks.first + blocks.begin(b) + r), blocks.height(b), operands(b) + r * kBlockSteps, scales(b)[r]);
+    });
+  }
+
+ private:
+  static size_t scale_bytes(int64_t rows) { return static_cast<size_t>(round_up(rows, 16)) * sizeof(float); }
+
+  // One row of a block of `rows`.
+  void pack(const float* x, int64_t rows, Int16Tile::Operand* out, float& scale) const {
+    const int64_t columns = weight.columns();
+    Vec highest = Vec::zero(), remainder = Vec::zero();  // zero times what is not finite is not a number
+    for (int64_t k = 0; k < columns; k += 16) {
+      const Vec values = load(x, k, columns);
+      highest = max(highest, abs(values));
+      remainder = fma(values, Vec::zero(), remainder);
+    }
+    const bool finite = equal(remainder, remainder) == 0xffff;
+    const float top = largest(highest);
+    scale = finite ? top / kHighestInt16 : std::numeric_limits<float>::quiet_NaN();
+    const bool zeros = !finite || !(top > kLeastActivation);
+    const Vec inverse = Vec::set1(zeros ? 0.0f : kHighestInt16 / top);
+    constexpr int64_t kBlock = kBlockSteps * Int16Tile::kStep;
+    for (int64_t begin = 0; begin < columns; begin += kBlock, out += Int16Tile::kPlanes * rows * kBlockSteps)
+      for (int64_t k = begin; k < begin + kBlock; k += 16)
+        Int16Tile::store_operands(out + (k - begin) / Int16Tile::kStep, rows * kBlockSteps,
+                                  Integers::rounded(load(x, k, zeros ? 0 : columns) * inverse));
+  }
+
+  // x[k, k + 16) times the scales of the channels, with zeros from `end` on.
+  Vec load(const float* x, int64_t k, int64_t end) const {
+    const int n = static_cast<int>(std::clamp<int64_t>(end - k, 0, 16));
+    return Vec::load(x + (n ? k : 0), n) * Vec::load(weight.channel_scales() + k);
+  }
+};
+
+}  // namespace octavo

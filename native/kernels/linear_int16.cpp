@@ -1,0 +1,82 @@
+#include "kernels/linear_int16.h"
+
+#include "kernels/int16_panel.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kColumns = Matrix::kPanelColumns;
+constexpr int64_t kMaxRowsAtOnce = 240;   // whole blocks in every variant
+constexpr int64_t kCacheBytes = 3 << 19;  // of the L2 that operands take at most
+
+// Sums [2][rows][32] of a block and a panel become values [rows][32], in the same place.
+void scale_sums(int32_t* sums, int64_t rows, const float* row_scales, const float* column_scales) {
+  const Vec first = Vec::load(column_scales), second = Vec::load(column_scales + 16);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int32_t *high = sums + r * kColumns, *low = high + rows * kColumns;
+    const Vec scale = Vec::set1(row_scales[r]);
+    const Vec a = joined(high, low) * (scale * first), b = joined(high + 16, low + 16) * (scale * second);
+    float* out = reinterpret_cast<float*>(sums) + r * kColumns;
+    a.store(out);
+    b.store(out + 16);
+  }
+}
+
+// All rows of a packing times this worker's panels.
+template <class Finish>
+void multiply_panels(const Int16Packing& packing, const Matrix& weight, Worker::Range panels, int64_t panel_stride,
+                     const Finish& finish) {
+  struct Tiles;
+  const RowBlocks& blocks = packing.blocks;
+  const int64_t tiles_of_panel = blocks.num_blocks * Int16Panel::kTileSize;
+  int32_t* tiles = scratch<Tiles, int32_t>(Finish::kPanels * tiles_of_panel);
+  for (int64_t p = panels.begin; p < panels.end; ++p) {
+    for (int64_t i = 0; i < Finish::kPanels; ++i) {
+      const int64_t panel = p + i * panel_stride;
+      int32_t* const tiles_of_this = tiles + i * tiles_of_panel;
+      Int16Panel::multiply(packing, weight, panel, tiles_of_this, [&](int64_t b) {
+        scale_sums(tiles_of_this + b * Int16Panel::kTileSize, blocks.height(b), packing.scales(b),
+                   weight.int8_columns(panel).scales);
+        if (i + 1 < Finish::kPanels) return;
+        const float* finished[Finish::kPanels];
+        for (int64_t j = 0; j < Finish::kPanels; ++j)
+          finished[j] = reinterpret_cast<const float*>(tiles + j * tiles_of_panel + b * Int16Panel::kTileSize);
+        finish(finished, blocks.first + blocks.begin(b), blocks.height(b), p);
+      });
+    }
+  }
+}
+
+int64_t rows_at_once(int64_t columns) {
+  constexpr int64_t kRows = Int16Panel::kRows;
+  const int64_t blocks = kCacheBytes / static_cast<int64_t>(Int16Packing::bytes(1, columns)) / kRows;
+  return std::clamp(blocks * kRows, 2 * kRows, kMaxRowsAtOnce);
+}
+
+}  // namespace
+
+// One row block more than is filled: an AMX tile always reads all of its rows.
+size_t int16_shared_bytes(int64_t rows, int64_t columns) {
+  return Int16Packing::bytes(std::min(rows, rows_at_once(columns)) + Int16Panel::kRows, columns);
+}
+
+template <class Finish>
+void linear_int16(View x, const Matrix& weight, Worker::Range panels, int64_t panel_stride, const Finish& finish,
+                  const Team& team) {
+  const auto pack = [&](const RowBlocks& blocks, Worker worker, void* memory) {
+    Int16Packing{blocks, weight, memory}.fill(x, worker);
+  };
+  const auto multiply = [&](const RowBlocks& blocks, void* memory) {
+#ifdef __AMX_INT8__
+    const AmxSession session(AmxShapes::accumulators(Int16Tile::kPlanes * divide_up(blocks.rows, blocks.num_blocks)));
+#endif
+    multiply_panels(Int16Packing{blocks, weight, memory}, weight, panels, panel_stride, finish);
+  };
+  pack_and_multiply(x.rows, rows_at_once(x.columns), Int16Panel::kRows, int16_shared_bytes(x.rows, x.columns), team,
+                    pack, multiply);
+}
+
+template void linear_int16(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);
+template void linear_int16(View, const Matrix&, Worker::Range, int64_t, const SiluMulTiles&, const Team&);
+
+}  // namespace octavo
