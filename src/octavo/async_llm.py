@@ -23,7 +23,7 @@ from octavo.request import BeamSearchParams, OutputKind, RequestOutput, Sampling
 
 if TYPE_CHECKING:
     from octavo.engine.client import EngineClient
-    from octavo.engine.messages import EngineInfo, SchedulerStats
+    from octavo.engine.messages import EngineInfo, Picture, SchedulerStats
     from octavo.engine.metrics import Metrics
     from octavo.text.chat_template import ChatTemplate
     from octavo.text.tokenizer import Tokenizer
@@ -109,9 +109,23 @@ class AsyncLLM:
         return self._client.stats
 
     @property
+    def picture(self) -> Picture | None:
+        """The last one that was asked for and has come."""
+        return self._client.picture
+
+    def request_picture(self) -> None:
+        """Never waits. It comes with the engine's next step, or at once where there is none."""
+        self._client.request_picture()
+
+    @property
     def alive(self) -> bool:
         """Whether requests are taken; also while an engine that died is started again."""
         return self._death is None and self._client.alive
+
+    @property
+    def restarting(self) -> bool:
+        """Whether requests wait for an engine that is started again."""
+        return self._client.restarting
 
     async def wait_until_dead(self) -> EngineDeadError:
         """Returns when no request will ever run again: why."""

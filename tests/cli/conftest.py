@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +22,7 @@ class FakeServer(ThreadingHTTPServer):
         self.words = ["Grass ", "is ", "grün 😀", "."]
         self.status = 200
         self.failure: str | None = None  # sent as an error event in the middle of a stream
+        self.live: list[dict[str, Any]] = []  # the records of GET /live
         self.num_good = 0  # streams that end well before any fails
         self.counting = threading.Lock()
 
@@ -40,7 +41,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.requests.append((self.path, None, self.headers["Authorization"]))
-        self._json({"object": "list", "data": [{"id": "fake"}]})
+        if self.path == "/live":
+            self._stream(f"data: {json.dumps(record)}\n\n" for record in self.server.live)
+        else:
+            self._json({"object": "list", "data": [{"id": "fake"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -50,20 +54,28 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.status != 200:
             self._json({"error": {"message": "max_tokens is -1; it must be at least 1", "type": "invalid_request"}})
             return
+        self._stream(self._answer(num_streams))
+
+    def _answer(self, num_streams: int) -> Iterator[str]:
+        for i, word in enumerate(self.server.words):
+            if self.server.failure and num_streams > self.server.num_good and i == 2:
+                yield f"data: {json.dumps({'error': {'message': self.server.failure}})}\n\n"
+                break
+            text = {"delta": {"content": word}} if "chat" in self.path else {"text": word}
+            yield f": a comment\ndata: {json.dumps({'choices': [{'index': 0, **text}]})}\r\n\r\n"
+        last = {"delta": {}} if "chat" in self.path else {"text": ""}
+        yield f"data: {json.dumps({'choices': [{'index': 0, 'finish_reason': 'stop', **last}]})}\n\n"
+        yield f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': 7}})}\n\n"
+        yield "data: [DONE]\n\n"
+
+    def _stream(self, events: Iterable[str]) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for i, word in enumerate(self.server.words):
-            if self.server.failure and num_streams > self.server.num_good and i == 2:
-                self._chunk(f"data: {json.dumps({'error': {'message': self.server.failure}})}\n\n")
-                break
-            text = {"delta": {"content": word}} if "chat" in self.path else {"text": word}
-            self._chunk(f": a comment\ndata: {json.dumps({'choices': [{'index': 0, **text}]})}\r\n\r\n")
-        last = {"delta": {}} if "chat" in self.path else {"text": ""}
-        self._chunk(f"data: {json.dumps({'choices': [{'index': 0, 'finish_reason': 'stop', **last}]})}\n\n")
-        self._chunk(f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': 7}})}\n\n")
-        self._chunk("data: [DONE]\n\n")
+        for text in events:
+            data = text.encode()
+            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.write(b"0\r\n\r\n")
 
     def _json(self, answer: dict[str, Any]) -> None:
@@ -72,10 +84,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-
-    def _chunk(self, text: str) -> None:
-        data = text.encode()
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,6 +57,21 @@ def is_running(pid: int) -> bool:
 def temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+async def test_a_picture_comes_where_it_is_asked_for():
+    async with started() as client:
+        client.request_picture()
+        assert await client.receive() == [] and client.picture is not None
+        assert client.picture.requests == [] and client.picture.tables == []
+        client.add_request(make_request("a", [1, 2, 3], max_tokens=200, ignore_eos=True))
+        client.request_picture()
+        while not client.picture.requests:
+            await client.receive()
+        (shown,) = client.picture.requests
+        assert (shown.number, shown.phase, shown.num_prompt_tokens) == (1, "decode", 3)
+        ((number, table),) = client.picture.tables
+        assert number == 1 and array("i", table)[0] == 0
 
 
 async def test_a_request_from_start_to_end(temporary_folder):

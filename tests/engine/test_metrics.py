@@ -35,6 +35,17 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
     return figures(metrics)[f"vllm:{name}", frozenset(labels.items())]
 
 
+def test_the_mean_first_token_is_that_of_a_while(monkeypatch):
+    metrics = Metrics("m", INFO)
+    assert metrics.mean_first_token(60.0) is None
+    for now, seconds in ((0.0, 9.0), (50.0, 1.0), (100.0, 2.0)):
+        monkeypatch.setattr("octavo.engine.metrics.time.monotonic", lambda now=now: now)
+        metrics.observe_step(StepNews(times_to_first_token=[seconds], num_output_tokens=3), SchedulerStats())
+    assert metrics.mean_first_token(60.0) == 1.5
+    assert metrics.mean_first_token(10.0) == 2.0
+    assert metrics.num_generation_tokens == 9
+
+
 @pytest.mark.parametrize(
     ("name", "type"),
     [

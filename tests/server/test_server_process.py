@@ -87,6 +87,21 @@ def test_what_does_not_finish_in_time_ends_with_an_error_event(start):
     assert "Traceback" not in server.log
 
 
+def test_who_only_looks_on_does_not_hold_up_the_end(start):
+    server = start()
+    server.wait_until_ready()
+    with httpx.stream("GET", f"{server.url}/live") as response:
+        events = response.iter_lines()
+        for _ in range(2):
+            record = json.loads(next(line for line in events if line).removeprefix("data: "))
+            assert record["model"] == "tiny" and record["requests"]["num_decode"] == 0
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert not any(events)
+    assert server.end() == 0 and time.monotonic() - began < 5  # of the 30 s that calls may have
+    assert "shutting down: 0 requests" in server.log and "Traceback" not in server.log
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_ends_at_once(start, number, code):
     server = start(step_seconds=0.02)

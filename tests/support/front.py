@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 
 from octavo.config import EngineConfig
+from octavo.core.picture import Picture
 from octavo.engine.engine import Engine
 from octavo.engine.front_end import FrontEnd, default_sampling_params
 from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
@@ -63,6 +64,8 @@ class LocalClient:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.stats = SchedulerStats()
+        self.picture: Picture | None = None
+        self.num_pictures = 0  # asked for
         self.aborted: list[str] = []
         self._refused: list[TokenDelta] = []
         self._dead = False
@@ -101,6 +104,10 @@ class LocalClient:
         if self._dead:
             raise EngineDeadError("dead")
         self.engine.reset_prefix_cache()
+
+    def request_picture(self) -> None:
+        self.num_pictures += 1
+        self.picture = self.engine.picture()
 
     async def receive(self) -> list[TokenDelta]:
         if not self.engine.has_unfinished:

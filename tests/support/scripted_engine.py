@@ -65,6 +65,7 @@ class ScriptedEngine:
             memory_plan="memory: none",
         )
         self.stats = SchedulerStats()
+        self.picture = None
         self.script: Callable[[EngineRequest], Iterable[int]] = lambda request: tokenizer.encode(SAID)
         self.fail: dict[int, str] = {}
         self.held = False
@@ -110,6 +111,9 @@ class ScriptedEngine:
         if self.dead:
             raise EngineDeadError("the engine process is gone")
         self.num_resets += 1
+
+    def request_picture(self) -> None:
+        """There are no blocks to show."""
 
     def hold(self) -> None:
         self.held = True

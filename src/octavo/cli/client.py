@@ -36,10 +36,17 @@ class Client:
         finally:
             connection.close()
 
+    def watch(self, path: str) -> Iterator[dict[str, Any]]:
+        """The events of a GET as they come, until the iterator is closed."""
+        return self._events("GET", path, None)
+
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """POSTs `body` and yields the events of the answer as they come. Closing the iterator closes the connection,
         which makes the server drop the request."""
-        connection, response = self._open("POST", path, body)
+        return self._events("POST", path, body)
+
+    def _events(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+        connection, response = self._open(method, path, body)
         try:
             for data in _events(response):
                 if data == "[DONE]":

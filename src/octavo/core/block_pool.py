@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 
 
 class BlockPool:
@@ -115,6 +115,10 @@ class BlockPool:
 
     def num_refs(self, block_id: int) -> int:
         return self._num_refs[block_id]
+
+    def cached_blocks(self) -> KeysView[int]:
+        """Those to be evicted next come first."""
+        return self._cached.keys()
 
     def _evict(self) -> int:
         block_id, _ = self._cached.popitem(last=False)

@@ -20,6 +20,7 @@ import msgspec
 
 from octavo import errors
 from octavo.config import EngineConfig
+from octavo.core.picture import Picture
 from octavo.engine.frames import FrameReader, frame
 from octavo.engine.messages import AbortRequests, EngineInfo, EngineReply, MessageKind, SchedulerStats, TokenDelta
 from octavo.errors import EngineDeadError
@@ -36,10 +37,14 @@ OFFLOAD_SECONDS = 15.0  # … and one that keeps its cache on disk may write it
 
 
 class EngineClient(Protocol):
-    """One engine. `info` is there after `start`; `stats` are those of the last `receive`."""
+    """One engine. `info` is there after `start`; `stats` are those of the last `receive`, `picture` the last one that
+    came."""
 
     info: EngineInfo
     stats: SchedulerStats
+
+    @property
+    def picture(self) -> Picture | None: ...
 
     @property
     def alive(self) -> bool:
@@ -60,6 +65,9 @@ class EngineClient(Protocol):
 
     def reset_prefix_cache(self) -> None:
         """Never waits; holds for every request that is added later. Raises EngineDeadError."""
+
+    def request_picture(self) -> None:
+        """Never waits: the next `receive` or the one after it brings it, where the engine lives."""
 
     async def receive(self) -> list[TokenDelta]:
         """The next step's news, an empty list where only `stats` are new. Raises EngineDeadError."""
@@ -97,6 +105,7 @@ class ProcessClient:
 
     def __init__(self, config: EngineConfig, *, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self.stats = SchedulerStats()
+        self.picture: Picture | None = None
         self._config = config
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
@@ -158,9 +167,14 @@ class ProcessClient:
         self._check_alive()
         self._send(MessageKind.RESET_PREFIX_CACHE, None)
 
+    def request_picture(self) -> None:
+        if self.alive:
+            self._send(MessageKind.PICTURE, None)
+
     async def receive(self) -> list[TokenDelta]:
         reply = await self._next_reply()
         self.stats = reply.stats or self.stats
+        self.picture = reply.picture or self.picture
         return reply.deltas
 
     def kill(self) -> None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from octavo.core.picture import Painter, Picture
 from octavo.core.plan import EvictBlock, RequestUpdate, RowResult, StepPlan, StepResult
 from octavo.core.scheduler import Scheduler
 from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
@@ -33,6 +34,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.info = info
+        self._painter = Painter(scheduler)
 
     @property
     def has_unfinished(self) -> bool:
@@ -81,6 +83,10 @@ class Engine:
             num_steps=scheduler.num_steps,
             step_tokens=scheduler.step_tokens,
         )
+
+    def picture(self) -> Picture:
+        """Where every request and every block stands; between two steps."""
+        return self._painter.paint()
 
     def check_integrity(self) -> None:
         """AssertionError if the books do not balance. Cheap enough for every moment the engine falls idle."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from octavo.core.picture import Picture as Picture
 from octavo.request import BeamHypothesis, FinishReason, TokenLogprobs
 
 
@@ -92,6 +93,7 @@ class EngineReply(msgspec.Struct, array_like=True):
     info: EngineInfo | None = None
     fatal: str | None = None  # the engine cannot start: the message …
     fatal_kind: str | None = None  # … and the name of its class in errors.py
+    picture: Picture | None = None  # where the client has asked for one
 
 
 @dataclass(slots=True)
@@ -105,4 +107,5 @@ class MessageKind(enum.Enum):
     ADD = b"+"  # an EngineRequest
     ABORT = b"-"  # AbortRequests
     RESET_PREFIX_CACHE = b"0"  # None
+    PICTURE = b"?"  # None
     SHUTDOWN = b"."  # None

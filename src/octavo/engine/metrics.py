@@ -6,6 +6,8 @@ Owns a registry of its own and how steps and finished requests become figures; i
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +36,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_COUNTS = (1, 2, 5, 10, 20)
 PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
+MAX_RECENT = 1000  # first tokens whose times are remembered one by one
 MAX_WAITING = 1000  # figures not yet counted: some milliseconds of work
 
 
@@ -48,6 +51,8 @@ class Metrics:
         self._new_step_tokens: list[int] = []
         self._new_inter_token: list[float] = []
         self._num_new_tokens = 0
+        self.num_generation_tokens = 0  # since the start
+        self._recent_first_tokens: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT)  # when, how long after arrival
         counts = one_two_five(info.max_model_len)
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be run.")
@@ -101,9 +106,11 @@ class Metrics:
             self._new_step_tokens.append(stats.step_tokens)
         self._stats = stats
         self._num_new_tokens += news.num_output_tokens
+        self.num_generation_tokens += news.num_output_tokens
         self._new_inter_token += news.inter_token_latencies
         for seconds in news.times_to_first_token:
             self._first_token.observe(seconds)
+            self._recent_first_tokens.append((time.monotonic(), seconds))
         if news.num_prompt_tokens:
             self._prompt_tokens.inc(news.num_prompt_tokens)
         if news.finished:
@@ -160,6 +167,13 @@ class Metrics:
         self._inference.observe(max(0.0, last - scheduled))
         if num_tokens > 1:
             self._per_token.observe(max(0.0, last - first) / (num_tokens - 1))
+
+    def mean_first_token(self, within: float) -> float | None:
+        """Seconds from arrival to the first token, over those that came in the last `within` seconds, as far as they
+        are remembered. None: there were none."""
+        since = time.monotonic() - within
+        recent = [seconds for when, seconds in self._recent_first_tokens if when >= since]
+        return sum(recent) / len(recent) if recent else None
 
     def render(self) -> bytes:
         """Prometheus' text format."""

@@ -40,6 +40,7 @@ class EngineLoop:
         self._engine = engine
         self._inbox = inbox
         self._send = send
+        self._picture_wanted = False
         self._request_decoder = msgspec.msgpack.Decoder(EngineRequest)
         self._abort_decoder = msgspec.msgpack.Decoder(AbortRequests)
 
@@ -51,8 +52,10 @@ class EngineLoop:
                 return
             if self._engine.has_unfinished:
                 deltas += self._engine.step()
+            picture = self._engine.picture() if self._picture_wanted else None
+            self._picture_wanted = False
             # Without a delta too: the stats tell the client that an abort has freed its blocks.
-            self._send(EngineReply(deltas=deltas, stats=self._engine.stats()))
+            self._send(EngineReply(deltas=deltas, stats=self._engine.stats(), picture=picture))
 
     def _receive(self, deltas: list[TokenDelta]) -> bool:
         """Take in all that has arrived, and wait for it where there is nothing else to do. Requests that the engine
@@ -74,6 +77,8 @@ class EngineLoop:
                     self._engine.abort(self._abort_decoder.decode(body).request_ids)
                 case MessageKind.RESET_PREFIX_CACHE:
                     self._engine.reset_prefix_cache()
+                case MessageKind.PICTURE:
+                    self._picture_wanted = True
                 case MessageKind.SHUTDOWN:
                     return False
         return True

@@ -27,6 +27,7 @@ from collections.abc import Callable
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.core.picture import Picture
 from octavo.engine.client import ProcessClient
 from octavo.engine.live_requests import MAX_CRASHES, LiveRequests
 from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
@@ -71,6 +72,10 @@ class SupervisedClient:
         return self._end is None
 
     @property
+    def picture(self) -> Picture | None:
+        return self._engine.picture
+
+    @property
     def restarting(self) -> bool:
         return self._restarting
 
@@ -104,6 +109,10 @@ class SupervisedClient:
         self._check_alive()
         with contextlib.suppress(EngineDeadError):  # the next engine begins without a cache
             self._engine.reset_prefix_cache()
+
+    def request_picture(self) -> None:
+        if not self._restarting:
+            self._engine.request_picture()
 
     async def receive(self) -> list[TokenDelta]:
         """An empty list also when the engine has died, and when it is there again."""

@@ -18,6 +18,7 @@ from starlette.types import Receive
 
 from octavo.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
 from octavo.server.errors import ClientGoneError, ShuttingDownError
+from octavo.server.live import Live
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -46,6 +47,7 @@ class Front:
         self.config = config
         self.model_names = list(config.served_model_name) or [llm.config.model]
         self.started = int(time.time())
+        self.live = Live(llm, self.model_names[0])
         self._calls: dict[str, LiveCall] = {}  # by their ids
         self._work: set[asyncio.Future[Any]] = set()
         self._stopped = False
@@ -136,7 +138,8 @@ class Front:
 
     @property
     def num_calls(self) -> int:
-        return len(self._work)
+        """Calls at work. Those who only look on do not count."""
+        return max(0, len(self._work) - self.live.num_listeners)
 
     def stop(self) -> None:
         """End every call now, and each that is still to come; each client gets an error."""

@@ -15,7 +15,7 @@ from octavo.errors import InvalidRequestError
 from octavo.server.errors import AuthenticationError, error_response, speaks_anthropic
 from octavo.server.protocol import MAX_ID_LENGTH
 
-OPEN_ROUTES = frozenset({"/health", "/ready"})
+OPEN_ROUTES = frozenset({"/", "/health", "/ready"})  # the page at / is the same for everybody; what it shows is not
 
 
 class RootPath:

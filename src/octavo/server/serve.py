@@ -112,6 +112,7 @@ async def _serve_app(
         await serving
         raise dead.result()
     dead.cancel()
+    front.live.close()  # who only looks on does not hold up the end
     notice(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
     http.should_exit = True
     await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)

@@ -1,0 +1,120 @@
+"""`octavo top`: what a record looks like in characters, and the way there from a server."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from octavo.cli import top
+from octavo.cli.main import main
+
+RECORD: dict[str, Any] = {
+    "model": "tiny",
+    "alive": True,
+    "restarting": False,
+    "tokens_per_second": 123.4,
+    "first_token_seconds": 0.0821,
+    "num_generation_tokens": 1000,
+    "prefix_cache_hit_rate": 0.5,
+    "num_preemptions": 2,
+    "num_swaps": 1,
+    "num_restarts": 0,
+    "requests": {
+        "num_waiting": 20,
+        "num_prefill": 1,
+        "num_decode": 1,
+        "shown": [
+            {
+                "number": 1,
+                "phase": "decode",
+                "num_prompt_tokens": 30,
+                "num_output_tokens": 4,
+                "num_computed_tokens": 33,
+                "num_preemptions": 0,
+            },
+            {
+                "number": 0,
+                "phase": "waiting",
+                "num_prompt_tokens": 7,
+                "num_output_tokens": 0,
+                "num_computed_tokens": 0,
+                "num_preemptions": 1,
+            },
+        ],
+    },
+    "blocks": {"num_blocks": 8, "block_size": 16, "usage": 0.5, "runs": [1, 1, 2, 2, 1, 1, 1, 2, 1, 2, -1, 0, 2, 0, 0]},
+}
+
+
+def drawn(record: dict[str, Any], width: int = 80, speeds: tuple[float, ...] = ()) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width).print(top.draw(record, speeds, "http://s", width))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_the_picture_has_all_figures():
+    lines = drawn(RECORD, speeds=(0.0, 5.0, 10.0))
+    assert lines[0] == "octavo top · tiny at http://s"
+    assert lines[2] == "   123.4 tokens/s  ▁▅█"
+    assert lines[3] == "  1 decode, 1 prefill, 20 waiting"
+    assert lines[4] == "  first token 82 ms · cache hits 50% · preempted 2 · swapped 1 · restarts 0"
+    assert lines[6] == "  8 blocks of 16 tokens, 50% in use"
+    assert lines[7] == "  ◆■■■▪▪··"
+    rows = [line.split() for line in lines[10:]]
+    assert rows[0] == ["request", "phase", "prompt", "computed", "output", "preempted"]
+    assert rows[1] == ["■", "1", "decode", "30", "33", "4", "0"]
+    assert rows[2] == ["–", "waiting", "7", "0", "0", "1"]
+    assert rows[3] == ["and", "20", "more"]
+
+
+def test_what_is_not_known_is_a_dash():
+    record = {**copy.deepcopy(RECORD), "first_token_seconds": None, "prefix_cache_hit_rate": None}
+    assert "first token – · cache hits – · preempted 2 · swapped 1 · restarts 0" in drawn(record)[4]
+
+
+def test_an_engine_that_does_not_work_shows():
+    assert drawn({**RECORD, "alive": False})[0].endswith("http://s · the engine is dead")
+    assert drawn({**RECORD, "restarting": True})[0].endswith("http://s · the engine is restarted")
+
+
+@pytest.mark.parametrize("width", [40, 70, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    record = {**RECORD, "blocks": {**RECORD["blocks"], "num_blocks": 5000, "runs": [3000, 1, 1, 2000, 0, 0]}}
+    assert max(map(len, drawn(record, width, tuple(range(500))))) <= width
+
+
+def test_a_cell_is_whose_most_of_its_blocks_are():
+    runs = [2, 1, 1, 1, 2, 2, 1, 0, 0, 4, -1, 0, 4, 0, 0]
+    assert top.cells(runs, 12, 100) == [
+        *((1, False), (1, False), (2, True), (0, False)),
+        *[(-1, False)] * 4,
+        *[(0, False)] * 4,
+    ]
+    assert top.cells(runs, 12, 3) == [(1, False), (-1, False), (0, False)]
+    assert top.cells(runs, 12, 5) == [(1, False), (-1, False), (-1, False), (0, False)]
+
+
+def test_the_spark_is_as_wide_as_it_may_be():
+    assert top.spark([], 5) == ""
+    assert top.spark([0, 0], 5) == "▁▁"
+    assert top.spark([9, 0, 7, 14], 3) == "▁▅█"
+
+
+def test_neighbours_have_different_colours():
+    assert len({top.colour(number) for number in range(1, 30)}) == 29
+
+
+def test_once_prints_what_a_server_says(fake_server, capsys):
+    fake_server.live = [RECORD, RECORD]
+    assert main(["top", "--url", fake_server.url, "--api-key", "k", "--once"]) == 0
+    assert "octavo top · tiny" in capsys.readouterr().out
+    assert fake_server.requests == [("/live", None, "Bearer k")]
+
+
+def test_without_a_server_there_is_one_line(capsys):
+    assert main(["top", "--url", "http://127.0.0.1:9"]) == 1
+    assert capsys.readouterr().err.startswith("octavo: error: no server answers at http://127.0.0.1:9")
