@@ -42,7 +42,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("name", "activations"), ALL)
 def test_logits_are_those_of_the_reference(models: Path, name: str, activations: str) -> None:
     """Where two sums differ in their last place, an activation may be rounded to the next code, and attention carries
-    that to the rows behind: the first row agrees to float32 roundings, the others to those of codes."""
+    that to the rows behind: the first row agrees to float32 roundings, the others to those of codes. The codes of int16
+    are so close to each other that this happens in the first row already, and so fine that it does little anywhere."""
     checkpoint, options = QUANTISED[name]
     formats = choose_formats(
         options.get("quantization"), activations, "bfloat16", has_blocks=name == "gguf", variant=isa.available()[0]
@@ -50,8 +51,10 @@ def test_logits_are_those_of_the_reference(models: Path, name: str, activations:
     expected = reference_logits(models / checkpoint, TOKENS, "bfloat16", formats=formats)
     engine = make_engine(models / checkpoint, activation_dtype=activations, **options)
     actual = all_logits(engine, TOKENS)
-    assert np.abs(actual[0] - expected[0]).max() < 1e-5
-    assert np.abs(actual - expected).mean(axis=1).max() < 0.05  # the logits spread by 2
+    if activations != "int16":
+        assert np.abs(actual[0] - expected[0]).max() < 1e-5
+    # The logits spread by 2.
+    assert np.abs(actual - expected).mean(axis=1).max() < (0.005 if activations == "int16" else 0.05)
 
 
 @pytest.mark.parametrize(("name", "activations"), ALL)
