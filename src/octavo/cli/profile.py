@@ -148,7 +148,7 @@ def _row(cost: OpCost, result: Profile, total: float) -> tuple[str, ...]:
 def made_up_batch(engine: Engine, shape: Shape) -> Batch:
     """Raises ConfigError for a step that the engine could not have. What the cache holds does not matter."""
     info, scheduler = engine.info, engine.scheduler
-    blocks_each = -(-shape.context_len // info.block_size)
+    blocks_each = max(1, -(-shape.context_len // info.block_size))
     rows = shape.num_requests * shape.num_tokens
     for name, value, low, high in (
         ("--context-len", shape.context_len, 1, info.max_model_len),
