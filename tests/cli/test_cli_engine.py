@@ -82,7 +82,7 @@ def test_profile(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--num-tokens", "9", "--context-len", "0"], "--context-len is 0; it must be in [1, "),
+        (["--num-tokens", "9", "--context-len", "0"], "--context-len is 0; it must be in [1, 512]"),
         (["--num-tokens", "9", "--context-len", "8"], "--num-tokens is 9; it must be in [1, 8]"),
         (["--enforce-eager"], "--profile times the native program, which --enforce-eager does without"),
     ],
