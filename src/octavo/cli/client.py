@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,7 +36,7 @@ class Client:
         finally:
             connection.close()
 
-    def watch(self, path: str) -> Iterator[dict[str, Any]]:
+    def watch(self, path: str) -> Generator[dict[str, Any], None, None]:
         """The events of a GET as they come, until the iterator is closed."""
         return self._events("GET", path, None)
 
@@ -45,7 +45,7 @@ class Client:
         which makes the server drop the request."""
         return self._events("POST", path, body)
 
-    def _events(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    def _events(self, method: str, path: str, body: dict[str, Any] | None) -> Generator[dict[str, Any], None, None]:
         connection, response = self._open(method, path, body)
         try:
             for data in _events(response):

@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     client = Client(args.url, args.api_key or environment("API_KEY"))
     try:
-        with closing(client.watch("/live")) as records:  # type: ignore[type-var]
+        with closing(client.watch("/live")) as records:
             _show(records, client.url, once=args.once or not sys.stdout.isatty())
     except KeyboardInterrupt:
         pass

@@ -42,7 +42,7 @@ class BlockStore(Protocol):
 
     def contains(self, content_hash: bytes) -> bool: ...
 
-    def fetch(self, content_hash: bytes) -> object | None:
+    def fetch(self, content_hash: bytes) -> bytes | memoryview | None:
         """The payload for a LoadBlock; None where there is none after all, or a damaged one."""
 
 

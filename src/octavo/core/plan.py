@@ -50,7 +50,7 @@ class EvictBlock:
 
 @dataclass(frozen=True, slots=True)
 class LoadBlock:
-    payload: object  # what the store gave
+    payload: bytes | memoryview  # what the store gave
     block_id: int
 
 

@@ -5,7 +5,6 @@ To add a policy: a class with `order`, and its name below and in `config.py`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Collection
@@ -18,29 +17,27 @@ from octavo.request import Request
 MAX_IDLE_ACCOUNTS = 1024
 
 
-class Policy(ABC):
+class Policy:
     """The scheduler asks `order` and `victim`, and tells how each request fares: `arrive` once, before the first
     `order`; `start` at its first admission, if there is one, with `first_scheduled_time` set; `finish` once, however it
     ends."""
 
-    @abstractmethod
     def order(self, request: Request) -> tuple[float, ...]:
         """The smallest goes first; among equals, who came first. Fixed for a request's life: the waiting are kept
         sorted by it, and who was preempted stands before all that came later, so that nobody is passed over for ever.
         """
+        raise NotImplementedError
 
     def victim(self, candidates: Collection[Request]) -> Request:
         """Who is preempted when blocks run out. `candidates` is not empty; among equals, who came last is last."""
         return sorted(candidates, key=self.order)[-1]  # a stable sort: among equals the last
 
-    def arrive(self, request: Request) -> None:  # noqa: B027  # most policies need no news
-        pass
+    def arrive(self, request: Request) -> None:
+        """Most policies need no news."""
 
-    def start(self, request: Request) -> None:  # noqa: B027
-        pass
+    def start(self, request: Request) -> None: ...
 
-    def finish(self, request: Request) -> None:  # noqa: B027
-        pass
+    def finish(self, request: Request) -> None: ...
 
 
 class FCFS(Policy):

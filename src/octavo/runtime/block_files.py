@@ -34,7 +34,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 MAGIC = b"octavoKV"
 VERSION = 1
@@ -101,12 +101,7 @@ class BlockFolder:
         temporary = f"{folder}/.{secrets.token_hex(16)}.tmp"
         fields = self._fields(content_hash)
         header = fields + _checksum(fields, memoryview(payload))
-        try:
-            file = open(temporary, "xb")  # noqa: SIM115 – closed below
-        except FileNotFoundError:  # the first block here, or somebody has removed the empty folder
-            self.make()
-            os.makedirs(folder, exist_ok=True)
-            file = open(temporary, "xb")  # noqa: SIM115
+        file = self._create(folder, temporary)
         try:
             with file:
                 file.write(header)
@@ -118,6 +113,14 @@ class BlockFolder:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+    def _create(self, folder: str, path: str) -> BinaryIO:
+        try:
+            return open(path, "xb")
+        except FileNotFoundError:  # the first block here, or somebody has removed the empty folder
+            self.make()
+            os.makedirs(folder, exist_ok=True)
+            return open(path, "xb")
 
     def mark(self, content_hash: bytes, used_ns: int) -> None:
         """Note when the block was last used, if its file is there and may be changed."""

@@ -73,7 +73,7 @@ class KVStorage:
                 case EvictBlock(block_id, content_hash):
                     self._evict(block_id, content_hash)
                 case LoadBlock(payload, block_id):
-                    self._load(block_id, np.frombuffer(payload, np.uint8))  # type: ignore[call-overload]
+                    self._load(block_id, np.frombuffer(payload, np.uint8))
 
     def close(self, evictions: Sequence[EvictBlock]) -> None:
         """An orderly end: as many of these blocks are kept as CLOSE_SECONDS allow."""

@@ -40,7 +40,7 @@ def beam_search_params(asked: GenerationFields, params: SamplingParams, room: in
         ignore_eos=params.ignore_eos,
         temperature=asked.sampling.get("temperature", 0.0),
         length_penalty=1.0 if asked.length_penalty is None else asked.length_penalty,
-        early_stopping=False if asked.early_stopping is None else asked.early_stopping,  # type: ignore[arg-type]
+        early_stopping=False if asked.early_stopping is None else asked.early_stopping,
         skip_special_tokens=params.skip_special_tokens,
         include_stop_str_in_output=params.include_stop_str_in_output,
     )

@@ -122,9 +122,9 @@ class GenerationFields(CallFields):
     return_token_ids: bool = wire(boolean, False)
     return_tokens_as_token_ids: bool = wire(boolean, False)
     use_beam_search: bool = wire(boolean, False)
-    beam_width: int | None = wire(anything)  # this and the next two: BeamSearchParams checks them
-    length_penalty: float | None = wire(anything)
-    early_stopping: bool | str | None = wire(anything)
+    beam_width: Any = wire(anything)  # this and the next two: BeamSearchParams checks them
+    length_penalty: Any = wire(anything)
+    early_stopping: Any = wire(anything)
 
 
 @dataclass(kw_only=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import random
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -93,6 +94,16 @@ def engine_of(llm: LLM) -> Engine:
 def runner_of(engine: Engine) -> Runner:
     """The compute plane of an engine in this process."""
     return cast("Runner", engine.runner)
+
+
+@contextlib.contextmanager
+def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
+    """(owner, name, replacement): attributes of objects, for as long as the context lasts."""
+    with contextlib.ExitStack() as undo:
+        for owner, name, replacement in replacements:
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, replacement)
+        yield
 
 
 def greedy(output_len: int, *, detokenize: bool = False) -> SamplingParams:

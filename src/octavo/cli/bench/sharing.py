@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.bench.common import RandomPrompts, engine_of, greedy, make_llm, make_parser, parse
+from octavo.cli.bench.common import RandomPrompts, engine_of, greedy, make_llm, make_parser, parse, replaced
 from octavo.cli.bench.report import show_table, write_json
 
 if TYPE_CHECKING:
@@ -177,10 +177,7 @@ def _measure(llm: LLM, work: Callable[[], int]) -> Run:
         peak = max(peak, pool.num_used)
         return news
 
-    engine.step = watched  # type: ignore[method-assign]
-    try:
+    with replaced((engine, "step", watched)):
         began = time.perf_counter()
         num_tokens = work()
         return Run(time.perf_counter() - began, num_tokens, peak)
-    finally:
-        engine.step = step  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from octavo.cli.bench.common import RandomPrompts, engine_of, greedy, make_llm, make_parser, parse, runner_of
+from octavo.cli.bench.common import RandomPrompts, engine_of, greedy, make_llm, make_parser, parse, replaced, runner_of
 from octavo.cli.bench.report import show_table, write_json
 from octavo.errors import ConfigError, OctavoError
 
@@ -99,10 +99,7 @@ def clocks_on(llm: LLM, clock: StepClock, *, every_phase: bool) -> Iterator[None
                 (scheduler, "update", "update"),
             )
         ]
-    with contextlib.ExitStack() as undo:
-        for owner, name, replacement in clocked:
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
+    with replaced(*clocked):
         yield
 
 
