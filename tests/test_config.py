@@ -47,3 +47,9 @@ def test_server_options():
     for root_path in ("llm", "/llm/", "/"):
         with pytest.raises(ConfigError, match=f"root_path is '{root_path}'; it must begin, and not end, with a slash"):
             ServerConfig(root_path=root_path)
+
+
+@pytest.mark.parametrize("keys", [[""], ["key", " "], ["key", ""]])
+def test_an_empty_key_opens_no_server(keys):
+    with pytest.raises(ConfigError, match="api_key has an empty key"):
+        ServerConfig(api_key=keys)

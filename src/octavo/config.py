@@ -230,6 +230,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _check_choices(self)
+        if not all(isinstance(key, str) and key.strip() for key in self.api_key):
+            raise ConfigError("api_key has an empty key; it would open the server to all", param="api_key")
         _check_range(self, "port", 0, 65535)
         _check_range(self, "shutdown_timeout", 0)
         _check_range(self, "client_timeout", 0.001, MAX_TIMEOUT_SECONDS)

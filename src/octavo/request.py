@@ -144,8 +144,8 @@ class EngineRequest:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler writes to it, but for the
-    fields that others keep here.
+    """The engine's record of an EngineRequest. After `Scheduler.add`, only the scheduler and its parts write to it, but
+    for the fields that others keep here.
 
     |<------------------- token_ids: prompt + output ------------------->|
     |<-- num_computed_tokens: KV exists -->|<-- still to be computed ---->|
@@ -169,6 +169,7 @@ class Request:
     awaited: bytes | None = None  # the last block that others are about to compute for it
     is_swapped_out: bool = False
     hypotheses: list[BeamHypothesis] | None = None  # of a beam search, when it is over: best first
+    num_search_steps: int = 0  # that it took
     # Of `source`, for those who ask in every step.
     request_id: str = field(init=False)
     params: SamplingParams = field(init=False)

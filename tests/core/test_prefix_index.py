@@ -29,14 +29,14 @@ def test_a_removed_block_is_not_found_and_says_how_many_tokens_it_held():
     index = PrefixIndex()
     index.add(b"a", b"root", ids(1, 2, 3, 4))
     index.add(b"b", b"root", ids(1, 2))
-    assert (index.num_tokens(b"a"), index.num_tokens(b"b"), len(index)) == (4, 2, 2)
+    assert (index.num_tokens(b"a"), index.num_tokens(b"b"), len(index._entries)) == (4, 2, 2)
     assert index.remove(b"a") == 4
     assert index.longest(b"root", [1, 2, 3, 4]) == (b"b", 2)
     assert index.remove(b"b") == 2
-    assert index.longest(b"root", [1, 2, 3, 4]) is None and len(index) == 0
+    assert index.longest(b"root", [1, 2, 3, 4]) is None and not index._entries and not index._following
     index.add(b"a", b"root", ids(1, 2, 3, 4))
     index.clear()
-    assert index.longest(b"root", [1]) is None and len(index) == 0
+    assert index.longest(b"root", [1]) is None and not index._entries and not index._following
 
 
 def test_the_search_looks_at_the_newest_64():

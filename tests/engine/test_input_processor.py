@@ -20,7 +20,7 @@ VOCAB_SIZE = 13
 
 
 def processor(**changes: Any) -> InputProcessor:
-    info = EngineInfo(MAX_MODEL_LEN, VOCAB_SIZE, 4, 64, "float32", "none", 1, "no memory")
+    info = EngineInfo(MAX_MODEL_LEN, VOCAB_SIZE, 4, 64, "float32", "none", 1, "no memory", 8)
     options = {"eos_token_ids": [END], "max_logprobs": 5, **changes}
     return InputProcessor(small_tokenizer(), dataclasses.replace(info, **options.pop("info", {})), **options)
 

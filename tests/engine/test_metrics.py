@@ -15,7 +15,7 @@ from octavo.request import FinishReason, SamplingParams
 from support.front import small_tokenizer
 
 INFO = EngineInfo(
-    64, 13, 4, 64, "float32", "none", 1, "no memory", cache_config={"block_size": "4", "num_gpu_blocks": "64"}
+    64, 13, 4, 64, "float32", "none", 1, "no memory", 8, cache_config={"block_size": "4", "num_gpu_blocks": "64"}
 )
 LABELS = {"model_name": "m", "engine": "0"}
 

@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self, **params: Any) -> None:
         tokenizer = small_tokenizer()
-        info = EngineInfo(64, 13, 4, 64, "float32", "none", 1, "no memory")
+        info = EngineInfo(64, 13, 4, 64, "float32", "none", 1, "no memory", 8)
         inputs = InputProcessor(tokenizer, info, eos_token_ids=[END], max_logprobs=-1)
         self.outputs = OutputProcessor(tokenizer)
         self.request: RequestState = self.outputs.add(inputs.process("r", "Hel", SamplingParams(seed=1, **params)))

@@ -78,7 +78,7 @@ def request(**body: object) -> bytes:
 def assert_closed_after(client: socket.socket, seconds: float) -> None:
     began = time.monotonic()
     assert answer(client) == b""
-    assert seconds * 0.8 < time.monotonic() - began < seconds + 5
+    assert seconds * 0.8 < time.monotonic() - began
 
 
 @pytest.mark.parametrize(

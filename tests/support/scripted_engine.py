@@ -63,6 +63,7 @@ class ScriptedEngine:
             isa="scripted",
             num_threads=1,
             memory_plan="memory: none",
+            max_num_seqs=128,
         )
         self.stats = SchedulerStats()
         self.picture = None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from octavo.cli.client import Client
 from octavo.cli.flags import parse_count, parse_number
 from octavo.cli.terminal import Piece
-from octavo.config import environment
+from octavo.config import api_key_of_environment
 
 Message = dict[str, str]  # {"role": …, "content": …}
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -60,7 +60,7 @@ class ServerSource:
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who answers")
     group.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    group.add_argument("--api-key", metavar="KEY", help="the server's key (default: $OCTAVO_API_KEY)")
+    group.add_argument("--api-key", metavar="KEY", help="the server's key (default: $OCTAVO_API_KEY, $VLLM_API_KEY)")
     group.add_argument("--served-model-name", metavar="NAME", help="which of the server's models (default: its first)")
     text = "run this model in this process instead: a folder, a .gguf file, a hub id or an alias"
     group.add_argument("--model", help=text)
@@ -97,4 +97,4 @@ def open_source(args: argparse.Namespace) -> Source:
         from octavo.cli.local import LocalSource
 
         return LocalSource(args.model)
-    return ServerSource(args.url, args.api_key or environment("API_KEY"), args.served_model_name)
+    return ServerSource(args.url, args.api_key or api_key_of_environment(), args.served_model_name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.cli.client import Client
 from octavo.cli.parser import Parser
 from octavo.cli.sources import DEFAULT_URL
-from octavo.config import environment
+from octavo.config import api_key_of_environment
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -34,10 +34,10 @@ Record = dict[str, Any]
 def run(argv: list[str]) -> int:
     parser = Parser("octavo top", "Watch what a running server does. Ctrl-C ends.", "[options]")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's key (default: $OCTAVO_API_KEY)")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's key (default: $OCTAVO_API_KEY, $VLLM_API_KEY)")
     parser.add_argument("--once", action="store_true", help="print the figures once; so it is where no terminal is")
     args = parser.parse_args(argv)
-    client = Client(args.url, args.api_key or environment("API_KEY"))
+    client = Client(args.url, args.api_key or api_key_of_environment())
     try:
         with closing(client.watch("/live")) as records:
             _show(records, client.url, once=args.once or not sys.stdout.isatty())

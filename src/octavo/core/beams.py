@@ -43,19 +43,17 @@ class BeamSearch:
     def __init__(self, params: BeamSearchParams, end_token_ids: Collection[int], max_tokens: int) -> None:
         self.params = params
         self.finished: list[BeamHypothesis] = []  # best first
+        self.num_steps = 0  # each with a token for every beam
         self._end_token_ids = frozenset(end_token_ids)
         self._max_tokens = max_tokens
         self._num_candidates = num_candidates(params.beam_width, len(self._end_token_ids))
         self._cumulative_logprobs = [0.0]  # of the beams: there is one at first, the prompt
         self._outputs: list[list[int]] = [[]]  # their output tokens
 
-    @property
-    def num_beams(self) -> int:
-        return len(self._outputs)
-
     def advance(self, next_tokens: list[TokenLogprobs]) -> list[Successor]:
         """Takes in the likeliest next tokens of each beam; returns the beams that follow, best first. None follow:
         the search is over, `finished` is its result."""
+        self.num_steps += 1
         candidates = self._best_successors(next_tokens)
         num_tokens = len(self._outputs[0]) + 1
         going_on, ended = [], []

@@ -1,7 +1,7 @@
 """The pool of KV blocks: which are in use, by how many, and which free ones still hold something worth keeping.
 
 Owns the reference counts, both free lists and the map from content hash to block. Knows nothing of requests and
-tokens, nor what a hash is made of (kv_manager.py), nor the memory behind a block id (runtime/kv_cache.py).
+tokens, nor what a hash is made of (prefix_index.py), nor the memory behind a block id (runtime/kv_cache.py).
 
 A block is in one of three states. Free blocks are the blank and the cached ones together.
 

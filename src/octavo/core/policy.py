@@ -151,9 +151,8 @@ def _used(request: Request) -> int:
     if request.first_scheduled_time is None:
         return 0
     num_prompt_tokens = 0 if request.source.sample_index else request.num_prompt_tokens
-    if request.hypotheses:
-        longest = max(len(beam.token_ids) for beam in request.hypotheses)
-        return num_prompt_tokens + longest * request.num_seats
+    if request.source.beams is not None:
+        return num_prompt_tokens + request.num_search_steps * request.num_seats
     return num_prompt_tokens + request.num_output_tokens
 
 

@@ -60,9 +60,6 @@ class PrefixIndex:
         self._entries: dict[bytes, _Entry] = {}  # by content hash
         self._following: dict[tuple[bytes, int], dict[bytes, None]] = {}  # (parent, first token) -> content hashes
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, content_hash: bytes, parent: bytes, token_ids: array[int]) -> None:
         self._entries[content_hash] = _Entry(parent, token_ids)
         self._following.setdefault((parent, token_ids[0]), {})[content_hash] = None

@@ -1,7 +1,7 @@
 """Who computes how many tokens in each step, and what a step's result does to the requests.
 
-Owns the requests from `add` to their end, the waiting queue and the running set. Only this file changes a Request
-(its block hashes apart, which are the KV manager's).
+Owns the requests from `add` to their end. Only this file and its parts change a Request (its block hashes apart, which
+are the KV manager's): queues.py where it stands, rows.py and beam_group.py what its rows have computed.
 Knows nothing of block ids (kv_manager.py), of who goes first (policy.py), of tensors and text.
 
 There is no prefill and no decode. Each step hands out a budget of tokens so that `num_computed_tokens` catches up with
@@ -377,7 +377,8 @@ class Scheduler:
         for row in self.rows.all(request):
             self.kv.free(row, publish_tail=reason is not FinishReason.ERROR)
         if request.source.beams is not None:
-            request.hypotheses = self.rows.group(request).search.finished
+            search = self.rows.group(request).search
+            request.hypotheses, request.num_search_steps = search.finished, search.num_steps
         for fork in request.forks:  # they go their own way
             fork.fork_from = None
         request.forks.clear()

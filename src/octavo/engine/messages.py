@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 from octavo.core.picture import Picture as Picture
 from octavo.request import BeamHypothesis, FinishReason, TokenLogprobs
@@ -34,6 +35,10 @@ class TokenDelta(msgspec.Struct, array_like=True):
     hypotheses: list[BeamHypothesis] | None = None
 
 
+# Of SchedulerStats: what is so now. All else counts.
+GAUGES = frozenset({"num_running", "num_waiting", "kv_cache_usage", "step_tokens"})
+
+
 class SchedulerStats(msgspec.Struct, array_like=True):
     """A picture of the engine after a step; counters count from its first start, whatever happens to its process."""
 
@@ -52,20 +57,8 @@ class SchedulerStats(msgspec.Struct, array_like=True):
 
     def following(self, earlier: SchedulerStats) -> SchedulerStats:
         """This picture, of an engine that has taken another's place: the counters go on from `earlier`."""
-        return SchedulerStats(
-            num_running=self.num_running,
-            num_waiting=self.num_waiting,
-            kv_cache_usage=self.kv_cache_usage,
-            prefix_cache_queries=earlier.prefix_cache_queries + self.prefix_cache_queries,
-            prefix_cache_hits=earlier.prefix_cache_hits + self.prefix_cache_hits,
-            num_preemptions=earlier.num_preemptions + self.num_preemptions,
-            num_steps=earlier.num_steps + self.num_steps,
-            step_tokens=self.step_tokens,
-            num_swaps=earlier.num_swaps + self.num_swaps,
-            external_prefix_cache_queries=earlier.external_prefix_cache_queries + self.external_prefix_cache_queries,
-            external_prefix_cache_hits=earlier.external_prefix_cache_hits + self.external_prefix_cache_hits,
-            num_restarts=earlier.num_restarts + self.num_restarts,
-        )
+        counters = set(self.__struct_fields__) - GAUGES
+        return replace(self, **{name: getattr(earlier, name) + getattr(self, name) for name in counters})
 
 
 @dataclass(slots=True)
@@ -80,7 +73,7 @@ class EngineInfo:
     isa: str
     num_threads: int
     memory_plan: str  # the one line printed at start
-    max_num_seqs: int = 128
+    max_num_seqs: int
     arithmetic: str = ""  # for people: how the weights are kept and multiplied
     cache_config: dict[str, str] = field(default_factory=dict)  # labels of vllm:cache_config_info
 

@@ -4,7 +4,7 @@ A model's forward calls these and nothing else; what a Tensor or a Matrix is, on
 
 Arithmetic, for all backends:
 - Activations are float32 between ops. Only the *inputs of matrix products* are rounded, to the matrix's compute type
-  (`Matrix.dtype`: float32 or bfloat16, round to nearest even); products are summed in float32.
+  (`Matrix.dtype`): float32 or bfloat16, round to nearest even, with products summed in float32; or as follows.
 - A matrix may keep its values as the integers of a block type (`Storage`). Its products then take the values rounded to
   bfloat16, or (dtype int8) activations rounded to int8: in groups of 32 along K with scale max|x| / 127, after the two
   largest |x| of a row (the first of equals) were taken out; those two multiply the unrounded values.

@@ -11,7 +11,7 @@ A file, integers little-endian. A block is what its reader expects in every fiel
          0      8  magic "octavoKV"
          8      8  version of this layout
         16     32  fingerprint of what computed the block (fingerprint.py)
-        48     32  content hash of the block (core/kv_manager.py)
+        48     32  content hash of the block (core/prefix_index.py)
         80      8  length of the payload
         88     32  SHA-256 of all that stands before, and of the payload
        120      …  payload

@@ -20,6 +20,7 @@ from octavo.models.rope import rope_frequencies
 from octavo.ops import isa
 from octavo.ops.api import CacheDType, DType
 from octavo.quant.formats import WeightFormats
+from octavo.runtime.block_files import HASH_BYTES
 
 # Raise it when the bytes of a block mean something else although nothing below tells.
 LAYOUT_VERSION = 1
@@ -46,7 +47,7 @@ def fingerprint(
     random ones by `seed`, which else does not count. `max_model_len` counts as far as it changes the rope table. Raises
     CheckpointError for a file that cannot be read.
     """
-    digest = hashlib.blake2b(digest_size=32)
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
     options = (LAYOUT_VERSION, model, dtype, kv_dtype, formats, block_size, variant)
     weights = [repr(seed).encode()] if checkpoint.format == "config" else _weight_files(checkpoint)
     for part in (repr(options).encode(), *weights, *_positions(model, max_model_len), *_arithmetic(variant)):

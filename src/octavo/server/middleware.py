@@ -85,8 +85,8 @@ class ApiKey:
         headers = Headers(scope=scope)
         scheme, _, given = headers.get("authorization", "").partition(" ")
         sent = [given] if scheme.lower() == "bearer" else []
-        if speaks_anthropic(scope["path"]):
-            sent.append(headers.get("x-api-key", ""))
+        if speaks_anthropic(scope["path"]) and "x-api-key" in headers:
+            sent.append(headers["x-api-key"])
         # Every key is compared, each in constant time: neither place nor content of a mismatch shows in the time.
         matches = [
             name

@@ -26,7 +26,7 @@ from octavo.cli.client import Client
 from octavo.cli.flags import parse_count, parse_number
 from octavo.cli.parser import Parser
 from octavo.cli.sources import DEFAULT_URL
-from octavo.config import environment
+from octavo.config import api_key_of_environment
 from octavo.errors import ConfigError, OctavoError
 
 VOCAB_SIZE = 4096  # smaller than that of any model in use, but for tests
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"--max-concurrency is {args.max_concurrency}; it must be at least 1")
     if not args.request_rate > 0:
         raise ConfigError(f"--request-rate is {args.request_rate}; it must be above 0 (inf: all at once)")
-    client = Client(args.base_url, args.api_key or environment("API_KEY"))
+    client = Client(args.base_url, args.api_key or api_key_of_environment())
     model = args.model or client.get("/v1/models")["data"][0]["id"]
     prompts = RandomPrompts(_vocab_size(args.tokenizer), args.seed).take(args.num_prompts + 1, args.random_input_len)
     body = {
@@ -113,7 +113,7 @@ def _parser() -> Parser:
     group.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help=f"(default: {DEFAULT_URL})")
     group.add_argument("--endpoint", default="/v1/completions", metavar="PATH", help="(default: /v1/completions)")
     group.add_argument("--model", metavar="NAME", help="which of the server's models (default: its first)")
-    group.add_argument("--api-key", metavar="KEY", help="the server's key (default: $OCTAVO_API_KEY)")
+    group.add_argument("--api-key", metavar="KEY", help="the server's key (default: $OCTAVO_API_KEY, $VLLM_API_KEY)")
     return parser
 
 
