@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.core.policy import FCFS, MAX_IDLE_ACCOUNTS, Fair, Priority, make_policy
 from octavo.errors import ConfigError
-from octavo.request import Request
+from octavo.request import BeamSearchParams, Request
 from support.fake_runner import make_request
 
 
@@ -316,3 +316,17 @@ def test_whoever_waits_is_started_though_others_keep_coming_and_use_little(event
         if second not in queue.waiting:
             return
     raise AssertionError("2000 requests went before it")
+
+
+@pytest.mark.parametrize("num_steps", [0, 3, 10])
+def test_a_search_is_charged_what_its_beams_computed_however_it_ended(num_steps):
+    """Four beams of at most ten tokens, aborted after some steps: no hypothesis need have ended by then."""
+    queue = Queue()
+    search = queue.arrive("a", 5, 10, beams=BeamSearchParams(beam_width=4, max_tokens=10))
+    other = queue.arrive("b", 1, 100)
+    queue.start()
+    search.hypotheses, search.num_search_steps = [], num_steps
+    queue.finish(search, num_output_tokens=0)
+    following = queue.arrive("a")
+    assert queue.policy.order(following)[0] == 5 + 4 * num_steps
+    assert queue.policy.order(other)[0] == 0

@@ -278,6 +278,9 @@ async def test_either_header_carries_the_key(serve):
         await client_of(server, api_key="wrong").messages.create(model="tiny", max_tokens=1, messages=HELLO)
     for options in ({"api_key": "k2"}, {"api_key": None, "auth_token": "k1"}):
         await client_of(server, **options).messages.create(model="tiny", max_tokens=1, messages=HELLO)
+    for wrong in ({"x-api-key": ""}, {"x-api-key": " "}, {"authorization": "Bearer "}):
+        response = await server.http.post(PATH, json={"messages": HELLO, "max_tokens": 1}, headers=wrong)
+        error_of(response, 401, "authentication_error")
     headers = {"x-api-key": "k1"}
     assert (await server.http.get("/v1/models", headers=headers)).status_code == 401  # OpenAI's routes know no such
 
