@@ -278,7 +278,8 @@ class Scheduler:
     # ── After the step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
-        """Take in what was computed: one update for each request that has a new token or has ended."""
+        """Take in what was computed: one update for each request that has a new token, has ended, or reports
+        how far its prompt is."""
         self.preemption.observe(plan, result)
         if result.failed:
             self._forget_swaps(plan)
@@ -318,7 +319,8 @@ class Scheduler:
         if row.samples:
             return self._take_token(request, outcome, prompt_logprobs)
         if request.num_left > 0:
-            return None
+            is_reported = request.source.reports_progress and request.num_output_tokens == 0
+            return RequestUpdate(request, []) if is_reported else None
         self._finish(request, FinishReason.LENGTH)
         return RequestUpdate(request, [], None, prompt_logprobs)
 

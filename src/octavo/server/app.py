@@ -27,6 +27,7 @@ from octavo.server import (
     page,
     probes,
     responses,
+    stored_responses,
     tokenize,
 )
 from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_error
@@ -45,6 +46,9 @@ ROUTES = (
     Operation("POST", "/v1/completions", completions.create, CompletionRequest),
     Operation("POST", "/v1/chat/completions", chat.create, ChatRequest),
     Operation("POST", "/v1/responses", responses.create, ResponsesRequest),
+    Operation("POST", "/v1/responses/{id:path}/cancel", stored_responses.cancel),
+    Operation("GET", "/v1/responses/{id:path}", stored_responses.retrieve),
+    Operation("DELETE", "/v1/responses/{id:path}", stored_responses.delete),
     Operation("POST", "/v1/messages", anthropic_messages.create, MessagesRequest),
     Operation("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, CountTokensRequest),
     Operation("GET", "/v1/models", models.list_models),
@@ -98,7 +102,7 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.allowed_origins,
-                allow_methods=["GET", "POST", "OPTIONS"],
+                allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id"],
             )

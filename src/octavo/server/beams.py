@@ -30,6 +30,8 @@ def beam_search_params(asked: GenerationFields, params: SamplingParams, room: in
             if getattr(asked, name) is not None:
                 refuse(name, getattr(asked, name), "absent unless use_beam_search is true")
         return None
+    if asked.return_progress:
+        refuse("return_progress", True, "absent or false when use_beam_search is true")
     for name in sorted(set(asked.sampling) - _ALLOWED):
         refuse(name, asked.sampling[name], "absent when use_beam_search is true")
     if params.logprobs is not None:

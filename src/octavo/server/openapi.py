@@ -12,12 +12,12 @@ import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
 from octavo.request import SamplingParams
+from octavo.server.exchange import json_response
 from octavo.server.fields import Record, required_fields
 from octavo.server.protocol import CallFields
 
@@ -49,7 +49,7 @@ async def document(front: Front, request: Request) -> Response:
     record = describe(request.app.state.operations, with_key=bool(front.config.api_key))
     if front.config.root_path:
         record["servers"] = [{"url": front.config.root_path}]
-    return Response(msgspec.json.encode(record), media_type=JSON)
+    return json_response(record)
 
 
 def describe(operations: Iterable[Operation], *, with_key: bool = False) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from octavo.server.fields import (
     Record,
     anything,
+    boolean,
     integer,
     list_of,
     mapping,
@@ -70,7 +71,8 @@ class ResponsesStreamOptions(Record):
 
 @dataclass(kw_only=True)
 class ResponsesRequest(CallFields):
-    """POST /v1/responses, of OpenAI's API, with vLLM's sampling fields. Nothing is stored."""
+    """POST /v1/responses, of OpenAI's API, with vLLM's sampling fields. `store`, on unless it is false, and
+    `previous_response_id` need a server with --enable-responses-store."""
 
     SAMPLING: ClassVar[frozenset[str]] = ANSWER_SAMPLING | {"stop"}
     NO_OPS: ClassVar[frozenset[str]] = (COMMON_NO_OPS - {"store", "metadata"}) | {
@@ -80,8 +82,6 @@ class ResponsesRequest(CallFields):
     }
     LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **COMMON_LATER,
-        "store": (False,),
-        "previous_response_id": (),
         "conversation": (),
         "background": (False,),
         "background_options": ({},),
@@ -97,6 +97,8 @@ class ResponsesRequest(CallFields):
 
     input: str | list[dict[str, Any]] = wire(anything, required="a string, or a list of items")
     instructions: str | None = wire(string)
+    store: bool | None = wire(boolean)
+    previous_response_id: str | None = wire(string)
     max_output_tokens: int | None = wire(integer(1, MAX_COUNT))
     metadata: dict[str, Any] | None = wire(mapping)
     user: str | None = wire(string)
