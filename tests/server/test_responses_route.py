@@ -194,8 +194,6 @@ async def test_api_8_wrong_values_are_a_400_that_names_the_field(server, field, 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("store", True),
-        ("previous_response_id", "resp_1"),
         ("background", True),
         ("conversation", "c"),
         ("include", ["message.output_text.logprobs"]),
