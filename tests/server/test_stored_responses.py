@@ -89,10 +89,8 @@ async def test_one_response_may_be_followed_by_several(keeping):
 async def test_a_response_is_found_as_it_was_answered_until_it_is_deleted(keeping, stream):
     client = keeping.openai
     response = await keeping.post(PATH, **ASK, input="Hello", metadata={"a": "b"}, stream=stream)
-    if stream:
-        record = json.loads(response.text.strip().rpartition("data: ")[2])["response"]
-    else:
-        record = response.json()
+    record = json.loads(response.text.strip().rpartition("data: ")[2])  # of a stream, the last event
+    record = record["response"] if stream else record
     assert (await keeping.http.get(f"{PATH}/{record['id']}")).json() == record
     answer = await client.responses.retrieve(record["id"])
     assert (answer.output_text, answer.status, answer.metadata) == (" one two", "completed", {"a": "b"})
