@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
+from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.exchange import json_response, read, respond
 from octavo.server.fields import mapping, parse, refuse
@@ -172,7 +173,7 @@ class _Answer:
     def failure(self, error: Exception) -> bytes:
         return event(record_of(error, self._call.scope), "error")
 
-    def _message(self, output: RequestOutput) -> dict[str, Any]:
+    def _message(self, output: RequestOutput) -> answers.Message:
         """As it begins."""
         return {
             "id": self._call.call_id,
@@ -186,7 +187,7 @@ class _Answer:
             "seed": output.seed,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> answers.MessageUsage:
         """In Anthropic's words, input tokens are those that no cache had."""
         usage = self._call.usage
         return {

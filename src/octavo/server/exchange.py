@@ -5,7 +5,7 @@ Knows no route: a route that generates brings an `Answer`, which makes the whole
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -36,7 +36,7 @@ async def read(front: Front, request: Request, record: type[R]) -> R:
     return parse(record, body, allow_unknown=front.config.allow_unknown_fields)
 
 
-def json_response(record: dict[str, Any]) -> Response:
+def json_response(record: Mapping[str, Any]) -> Response:
     return Response(msgspec.json.encode(record), media_type="application/json")
 
 

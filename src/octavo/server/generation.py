@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
 from octavo.request import BeamSearchParams, PromptProgress, RequestOutput, SamplingParams
+from octavo.server import answers
 from octavo.server.front import Front, LiveCall, engine_request_ids
 from octavo.server.protocol import CallFields, GenerationFields
 from octavo.server.timings import Timings
@@ -134,7 +135,7 @@ class Call:
 
     def progress_extra(self, prompt_index: int, progress: PromptProgress) -> dict[str, Any]:
         """`prompt_progress`, in llama.cpp's words; which prompt it is, where there are several."""
-        record: dict[str, Any] = {
+        record: answers.PromptProgress = {
             "total": progress.num_prompt_tokens,
             "cache": progress.num_cached_tokens,
             "processed": progress.num_computed_tokens,
@@ -196,7 +197,7 @@ class Usage:
     def cached_tokens(self) -> int:
         return sum(self._cached_tokens.values())
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> answers.Usage:
         """OpenAI's, of completions and chat."""
         return {
             "prompt_tokens": self.prompt_tokens,

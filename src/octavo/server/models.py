@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.server import answers
 from octavo.server.exchange import json_response
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ async def get_model(front: Front, request: Request) -> Response:
     return json_response(_record(front, name))
 
 
-def _record(front: Front, name: str) -> dict[str, Any]:
+def _record(front: Front, name: str) -> answers.ModelCard:
     llm = front.llm
     return {
         "id": name,

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from octavo.errors import InvalidRequestError
 from octavo.request import CompletionOutput, RequestOutput
+from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.exchange import read, respond
 from octavo.server.generation import Call, renamed, sampling_params
@@ -166,7 +167,7 @@ class _Answer:
     def _item_id(self) -> str:
         return "msg_" + self._call.call_id.removeprefix("resp_")
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _item(self, status: str, content: list[answers.OutputText]) -> answers.OutputMessage:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _ended(self, status: str) -> dict[str, Any]:
@@ -214,7 +215,7 @@ class _Answer:
             **fields,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> answers.ResponseUsage:
         usage = self._call.usage
         return {
             "input_tokens": usage.prompt_tokens,
@@ -225,7 +226,7 @@ class _Answer:
         }
 
 
-def _part(text: str) -> dict[str, Any]:
+def _part(text: str) -> answers.OutputText:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidRequestError
+from octavo.server import answers
 from octavo.server.exchange import json_response, read
 from octavo.server.generation import encode
 from octavo.server.messages import chat_prompt
@@ -28,7 +29,7 @@ async def tokenize(front: Front, request: Request) -> Response:
         (token_ids,) = await encode(front, [asked.prompt], add_special_tokens=add_special_tokens)
     else:
         token_ids = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens or False)
-    record: dict[str, Any] = {
+    record: answers.Tokens = {
         "count": len(token_ids),
         "max_model_len": front.llm.info.max_model_len,
         "tokens": token_ids,
