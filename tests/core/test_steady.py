@@ -25,8 +25,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def as_values(plan: StepPlan) -> Any:
     """All that a plan says, without its requests' identity."""
     rows = [
-        (row.request.request_id, row.start, row.num_tokens, list(row.block_table), row.samples, row.num_scored)
-        + tuple(fork.request_id for fork in row.forks)
+        (
+            *(row.request.request_id, row.start, row.num_tokens, list(row.block_table), row.samples, row.num_scored),
+            *(fork.request_id for fork in row.forks),
+        )
         for row in plan.scheduled
     ]
     others = [[request.request_id for request in group] for group in (plan.preempted, plan.outgrown)]
