@@ -43,6 +43,22 @@ def test_the_engine_reports_every_part_of_a_prompt():
     assert reports(engine) == [("b", 10, 1)]  # the rest was cached
 
 
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_parts_of_one_token_are_no_decodes(num_others):
+    """Step by step they look alike: one row, one token, one piece of news."""
+    engine = make_engine(max_num_batched_tokens=1 + num_others)
+    others = [make_request("b", [1, 2], max_tokens=30, seed=2, ignore_eos=True)][:num_others]
+    source = make_request("a", PROMPT, max_tokens=9, seed=3, reports_progress=True, ignore_eos=True)
+    for each in (*others, source):
+        engine.add_request(each)
+    said: dict[str, list[int]] = {"a": [], "b": []}
+    while engine.has_unfinished:
+        for delta in engine.step():
+            said[delta.request_id] += delta.token_ids
+    for each in (*others, source):
+        assert said[each.request_id] == expected_answer(each, 256).token_ids
+
+
 def test_nobody_else_has_news_before_a_token():
     engine = make_engine(max_num_batched_tokens=4)
     engine.add_request(make_request("a", PROMPT, max_tokens=2, ignore_eos=True))
