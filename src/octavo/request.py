@@ -204,6 +204,11 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def reports_progress(self) -> bool:
+        """Its caller hears of parts of the prompt, until the first output token."""
+        return self.source.reports_progress and self.num_output_tokens == 0
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """They are given out with the first output token: then the prompt is never scored again."""
         return self.params.prompt_logprobs is not None and self.num_output_tokens == 0

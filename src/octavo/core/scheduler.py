@@ -287,8 +287,7 @@ class Scheduler:
     # ── After the step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
-        """Take in what was computed: one update for each request that has a new token, has ended, or reports
-        how far its prompt is."""
+        """Take in what was computed: an update for each request with a new token, an end, or progress to report."""
         self.preemption.observe(plan, result)
         if result.failed:
             self._forget_swaps(plan)
@@ -329,8 +328,7 @@ class Scheduler:
         if row.samples:
             return self._take_token(request, outcome, prompt_logprobs)
         if request.num_left > 0:
-            is_reported = request.source.reports_progress and request.num_output_tokens == 0
-            return RequestUpdate(request, []) if is_reported else None
+            return RequestUpdate(request, []) if request.reports_progress else None
         self._finish(request, FinishReason.LENGTH)
         return RequestUpdate(request, [], None, prompt_logprobs)
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.errors import refuse
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
 from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.exchange import json_response, read, respond
-from octavo.server.fields import mapping, parse, refuse
+from octavo.server.fields import mapping, parse
 from octavo.server.generation import Call, renamed, sampling_params
 from octavo.server.messages import template_prompt
 from octavo.server.protocol_anthropic import (

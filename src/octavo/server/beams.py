@@ -5,9 +5,8 @@ A search gives `n` choices, the best of `beam_width` beams (default: n).
 
 from __future__ import annotations
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, refuse
 from octavo.request import BeamSearchParams, SamplingParams
-from octavo.server.fields import refuse
 from octavo.server.protocol import GenerationFields
 
 # Fields of SamplingParams that mean something to a search, or nothing to anybody when the search is exact.

@@ -14,11 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, refuse
 from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from octavo.server.beams import beam_search_params
 from octavo.server.exchange import read, respond
-from octavo.server.fields import refuse
 from octavo.server.generation import Call, check_stream, sampling_params
 from octavo.server.logprobs import Position, TokenNames, chat_logprobs, prompt_logprobs
 from octavo.server.messages import chat_prompt

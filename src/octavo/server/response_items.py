@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.server.fields import mapping, parse, refuse
+from octavo.errors import refuse
+from octavo.server.fields import mapping, parse
 from octavo.server.protocol_responses import InputMessage, InputRefusal, InputText
 
 

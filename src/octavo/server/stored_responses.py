@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequestError, NotFoundError
+from octavo.errors import InvalidRequestError, NotFoundError, refuse
 from octavo.server.exchange import json_response
-from octavo.server.fields import refuse
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
