@@ -62,6 +62,7 @@ COMMON_NO_OPS = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
     }
 )
@@ -181,6 +182,7 @@ class ChatRequest(TemplateFields, GenerationFields):
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
+        "moderation": (),
         "web_search_options": (),
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),

@@ -45,13 +45,20 @@ async def create(front: Front, request: Request) -> Response:
     check_tools(asked)
     memory = _Memory.of(front, asked, request.scope.get("octavo.key_name"))
     messages = with_instructions(asked.instructions, memory.conversation)
-    prompt = await template_prompt(front, messages, **template_variables(asked.chat_template_kwargs))
+    prompt = await template_prompt(front, messages, **_template_variables(asked))
     front.admit(asked.priority, len(prompt))
     call = Call(
         front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=asked.user
     )
     answer = _Answer(asked, call, memory)
     return await respond(front, request, answer, stream=asked.stream, failure=answer.failure)
+
+
+def _template_variables(asked: ResponsesRequest) -> dict[str, Any]:
+    variables = template_variables(asked.chat_template_kwargs)
+    if asked.reasoning is not None and asked.reasoning.effort is not None:
+        variables.setdefault("reasoning_effort", asked.reasoning.effort)
+    return variables
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,7 +207,7 @@ class _Answer:
             "output": [],
             "parallel_tool_calls": True,
             "previous_response_id": asked.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None if asked.reasoning is None else asked.reasoning.effort, "summary": None},
             "store": self._memory.store is not None,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}},
