@@ -134,6 +134,11 @@ def test_prompts_of_a_file(fake_server: Any, tmp_path: Path) -> None:
     assert sorted(sent) == [("one", 3), ("one", 3), ("two", 256), ("two", 256)]
 
 
+def test_host_and_port(fake_server: Any) -> None:
+    assert main(["bench", "serve", "--port", fake_server.url.rpartition(":")[2], *SIZES]) == 0
+    assert len(fake_server.requests) == 1 + 1 + 7
+
+
 def test_chat(fake_server: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n')
@@ -152,6 +157,7 @@ def test_chat(fake_server: Any, tmp_path: Path) -> None:
         (["--request-rate", "0"], "--request-rate is 0.0; it must be above 0 (inf: all at once)"),
         (["--burstiness", "0"], "--burstiness is 0.0; it must be above 0"),
         (["--random-range-ratio", "1"], "--random-range-ratio is 1.0; it must be at least 0 and below 1"),
+        (["--base-url", "x", "--port", "1"], "--base-url is 'x'; it must be absent with --host or --port"),
         (["--output-len", "0"], "--output-len is 0; it must be at least 1"),
         (
             ["--goodput", "ttft"],

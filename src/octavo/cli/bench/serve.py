@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     args = parse_args(parser, argv, {"num_prompts": 1, "random_input_len": 1, "random_output_len": 1})
     _check(args)
     objectives = parse_objectives(args.goodput)
-    client = Client(args.base_url, args.api_key or api_key_of_environment())
+    client = Client(_base_url(args), args.api_key or api_key_of_environment())
     jobs = _jobs(args)
     model = args.model or client.get("/v1/models")["data"][0]["id"]
     fields = {
@@ -87,7 +87,9 @@ def _parser() -> Parser:
     text = "percentiles to compute (default: 99)"
     group.add_argument("--metric-percentiles", type=_percentiles, default=(99.0,), metavar="P,…", help=text)
     group = parser.add_argument_group("server")
-    group.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help=f"(default: {DEFAULT_URL})")
+    group.add_argument("--base-url", metavar="URL", help=f"(default: {DEFAULT_URL})")
+    group.add_argument("--host", metavar="NAME", help="in place of the base URL, with --port (default: 127.0.0.1)")
+    group.add_argument("--port", type=parse_count, metavar="N", help="(default: 8000)")
     text = "completions, or chat (default: openai)"
     group.add_argument("--backend", default="openai", choices=tuple(ENDPOINTS), help=text)
     group.add_argument("--endpoint", metavar="PATH", help="(default: the backend's)")
@@ -157,6 +159,14 @@ def _check(args: argparse.Namespace) -> None:
     if (args.dataset_path is None) != (args.dataset_name == "random"):
         rule = "--dataset-path goes with custom and sharegpt alone, and they with it"
         raise ConfigError(f"--dataset-name is {args.dataset_name!r}; {rule}")
+
+
+def _base_url(args: argparse.Namespace) -> str:
+    if args.host is None and args.port is None:
+        return args.base_url or DEFAULT_URL
+    if args.base_url is not None:
+        raise ConfigError(f"--base-url is {args.base_url!r}; it must be absent with --host or --port")
+    return f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
