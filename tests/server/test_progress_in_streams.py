@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.messages import TokenDelta
+from server.test_messages_route import client_of
 from support.front import LocalClient
 
 TEXT = "abcdeabcde"  # a token each
@@ -111,6 +112,16 @@ async def test_a_beam_search_has_no_news_before_its_end(serve_engine):
             "/v1/completions", **body_of("/v1/completions", return_progress=True, use_beam_search=True, n=2)
         )
         assert response.status_code == 400 and response.json()["error"]["param"] == "return_progress"
+
+
+async def test_the_client_of_anthropic_bears_it(serve_engine):
+    async with serve_engine(**STEP) as (server, _):
+        messages: Any = CASES["/v1/messages"]["messages"]
+        client = client_of(server)
+        extra = {"return_progress": True, "ignore_eos": True}
+        async with client.messages.stream(model="tiny", messages=messages, max_tokens=2, extra_body=extra) as stream:
+            text = "".join([delta async for delta in stream.text_stream])
+        assert text and (await stream.get_final_message()).content[0].text == text
 
 
 async def test_the_clients_of_openai_bear_it(serve_engine):
