@@ -82,6 +82,7 @@ class Engine:
             num_swaps=scheduler.num_swaps,
             num_steps=scheduler.num_steps,
             step_tokens=scheduler.step_tokens,
+            store=None if kv.store is None else kv.store.counts,
         )
 
     def picture(self) -> Picture:

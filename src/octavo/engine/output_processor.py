@@ -219,7 +219,8 @@ class StepNews:
     updated: list[RequestState] = field(default_factory=list)
     to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
     finished: list[SampleState] = field(default_factory=list)
-    num_prompt_tokens: int = 0  # of the requests that got their first token
+    num_prompt_tokens: int = 0  # of the requests that got their first token …
+    num_cached_tokens: int = 0  # … and of these, those found in a cache
     num_output_tokens: int = 0
     times_to_first_token: list[float] = field(default_factory=list)  # seconds
     inter_token_latencies: list[float] = field(default_factory=list)  # seconds
@@ -323,6 +324,7 @@ class OutputProcessor:
             metrics.first_token_time = metrics.first_token_time or now
             if sample.source.sample_index == 0:
                 news.num_prompt_tokens += len(sample.source.prompt_token_ids)
+                news.num_cached_tokens += delta.num_cached_tokens
             news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
         else:
             news.inter_token_latencies.append(max(0.0, now - sample.last_token_time))

@@ -72,9 +72,11 @@ class Front:
             )
         limit = self.config.max_num_queued_reqs
         if limit is not None and self._num_waiting() >= limit:
+            self.llm.metrics.count_rejection("max_num_queued_reqs")
             raise QueueFullError(f"{limit} requests are already waiting (--max-num-queued-reqs)")
         limit = self.config.max_num_queued_tokens
         if limit is not None and (waiting := self.llm.num_unanswered_tokens) and waiting + num_tokens > limit:
+            self.llm.metrics.count_rejection("max_num_queued_tokens")
             raise QueueFullError(
                 f"{waiting} prompt tokens are already waiting, and this call has {num_tokens}; "
                 f"at most {limit} may wait (--max-num-queued-tokens)"
