@@ -1,4 +1,4 @@
-"""vLLM's list of metrics, line by line: what octavo exports of it, with type, labels and buckets; and what not, and why.
+"""vLLM's list of metrics, line by line: what octavo exports of it, with type, labels, buckets; and what not, and why.
 
 The list is that of vLLM 0.33. A name that is in neither table here is one that nobody has decided on.
 """
@@ -73,20 +73,22 @@ OWN_COUNTERS = {"num_swaps": {}, "engine_restarts": {}}
 
 # What there is not, by the reason; some names stand for all that begin so.
 NOT_EXPORTED = {
-    "nothing is fetched from other machines": "num_requests_kv_fetch_by_stage nixl_ mooncake_ hf3fs_ umbp_transfer_ hisparse_",
+    "nothing is fetched from other machines": """
+        num_requests_kv_fetch_by_stage nixl_ mooncake_ hf3fs_ umbp_transfer_ hisparse_""",
     "it does not sleep": "engine_sleep_state sleep_mode_ rl_weight_update_",
     "no adapters": "lora_requests_info",
     "models read text alone": "mm_cache_queries mm_cache_hits",
     "no speculation": "spec_decode_ diffusion_",
-    "not asked for by default there either": "kv_block_ estimated_ corrupted_requests",
+    "not there by default either": "kv_block_ estimated_ corrupted_requests",
     "no such feature": "watermark_requests tool_call_parser_ websocket_",
-    "the tier of vLLM in main memory; the swap space is counted as num_swaps": "kv_offload_load_ kv_offload_store_ "
-    "kv_offload_lookup_ kv_offload_allocation_failure kv_offload_stores_skipped kv_offload_cpu_ kv_offload_config_info "
-    "kv_offload_total_ kv_offload_size simple_kv_offload_",
-    "blocks are read when they are needed, without jobs": "kv_offload_tiering_lookup_ kv_offload_tiering_read_time "
-    "kv_offload_tiering_write_time kv_offload_tiering_promotion_ kv_offload_tiering_cascade_ kv_offload_tiering_primary_ "
-    "kv_offload_tiering_active_ kv_offload_tiering_backpressure_store_latency_ema "
-    "kv_offload_tiering_backpressure_stores_dropped",
+    "the tier of vLLM in main memory; the swap space is counted as num_swaps": """
+        kv_offload_load_ kv_offload_store_ kv_offload_lookup_ kv_offload_allocation_failure kv_offload_stores_skipped
+        kv_offload_cpu_ kv_offload_config_info kv_offload_total_ kv_offload_size simple_kv_offload_""",
+    "blocks are read when they are needed, without jobs": """
+        kv_offload_tiering_lookup_ kv_offload_tiering_read_time kv_offload_tiering_write_time
+        kv_offload_tiering_promotion_ kv_offload_tiering_cascade_ kv_offload_tiering_primary_
+        kv_offload_tiering_active_ kv_offload_tiering_backpressure_store_latency_ema
+        kv_offload_tiering_backpressure_stores_dropped""",
 }
 
 

@@ -69,7 +69,7 @@ _NOT_YET = """
 --lora-modules --master-addr --master-port --max-cpu-loras --max-lora-rank --max-loras
 --max-num-partial-prefills --max-parallel-loading-workers --middleware --mm-encoder-tp-mode
 --mm-processor-kwargs --model-impl --model-loader-extra-config --nnodes
---no-enable-chunked-prefill --node-rank --otlp-traces-endpoint --override-generation-config --pooler-config
+--no-enable-chunked-prefill --node-rank --override-generation-config --pooler-config
 --prefill-context-parallel-size --prefix-caching-hash-algo --prefill-schedule-interval --profiler-config
 --quantization-config --ray-workers-use-nsight --reasoning-parser --reasoning-parser-plugin
 --return-tokens-as-token-ids --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl

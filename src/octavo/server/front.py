@@ -19,6 +19,7 @@ from starlette.types import Receive
 from octavo.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
 from octavo.server.errors import ClientGoneError, ShuttingDownError
 from octavo.server.live import Live
+from octavo.server.traces import Tracer
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -48,6 +49,8 @@ class Front:
         self.model_names = list(config.served_model_name) or [llm.config.model]
         self.started = int(time.time())
         self.live = Live(llm, self.model_names[0])
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self.model_names[0])
         self._calls: dict[str, LiveCall] = {}  # by their ids
         self._work: set[asyncio.Future[Any]] = set()
         self._stopped = False

@@ -147,8 +147,13 @@ class Call:
             await queue.put((index, None))
 
     def _request(self, index: int) -> AsyncGenerator[RequestOutput, None]:
-        llm, prompt, params = self.front.llm, self.prompts[index], self.params
         request_id = engine_request_ids(self.call_id, len(self.prompts))[index]
+        outputs = self._outputs_of(self.prompts[index], request_id)
+        tracer = self.front.tracer
+        return outputs if tracer is None else tracer.follow(outputs, self.scope, request_id, self.params)
+
+    def _outputs_of(self, prompt: list[int], request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        llm, params = self.front.llm, self.params
         asked: dict[str, Any] = {
             "priority": self.asked.priority,
             "cache_salt": self.asked.cache_salt,

@@ -28,6 +28,7 @@ from octavo.errors import OctavoError
 from octavo.server.keys import load_keys
 from octavo.server.listener import BACKLOG, check_certificate, listening
 from octavo.server.logs import notice, set_up_logs
+from octavo.server.traces import check_traces
 
 if TYPE_CHECKING:
     import uvicorn
@@ -48,6 +49,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     try:
         server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
         check_certificate(server_config)
+        check_traces(server_config.otlp_traces_endpoint)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(engine_config, server_config))
     except OctavoError as error:
@@ -73,6 +75,8 @@ async def _serve(engine_config: EngineConfig, server_config: ServerConfig) -> in
                 return await _serve_app(listener, app, server_config, stopped)
             finally:
                 await llm.close()
+                if (tracer := app.state.front.tracer) is not None:
+                    await asyncio.to_thread(tracer.close)
         finally:
             stopped.cancel()
             starting.cancel()
