@@ -113,7 +113,23 @@ def test_every_panel_asks_for_what_a_server_has(dashboard, labels) -> None:
 
 def test_it_shows_what_an_operator_looks_for(dashboard) -> None:
     asked = {name for panel in panels(dashboard) for t in panel["targets"] for name, _ in SELECTOR.findall(t["expr"])}
-    for name in ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "request_success_total", "generation_tokens_total", "prompt_tokens_total", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "request_time_per_output_token_seconds_bucket", "e2e_request_latency_seconds_bucket", "num_preemptions_total", "request_queue_time_seconds_bucket", "prefix_cache_hits_total", "engine_restarts_total", "admission_rejections_total"]:
+    for name in [
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "request_success_total",
+        "generation_tokens_total",
+        "prompt_tokens_total",
+        "time_to_first_token_seconds_bucket",
+        "inter_token_latency_seconds_bucket",
+        "request_time_per_output_token_seconds_bucket",
+        "e2e_request_latency_seconds_bucket",
+        "num_preemptions_total",
+        "request_queue_time_seconds_bucket",
+        "prefix_cache_hits_total",
+        "engine_restarts_total",
+        "admission_rejections_total",
+    ]:
         assert f"vllm:{name}" in asked
 
 

@@ -1,4 +1,4 @@
-"""Spans: what a collector gets, whose trace they are in, and that neither a missing collector nor a missing SDK harms."""
+"""Spans: what a collector gets, whose trace they are in, and that neither a missing collector nor SDK does harm."""
 
 from __future__ import annotations
 
