@@ -231,6 +231,14 @@ class ServerConfig:
     metrics_auth: bool = option(False, "guard /metrics with the API key too")
     shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")
     log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
+    enable_log_requests: bool = option(
+        False,
+        "log each request's id, counts and parameters, and at --log-level debug its prompt; without it, "
+        "nothing of a prompt is in the log",
+    )
+    max_log_len: int | None = option(
+        None, "most characters of a prompt in the log; default: all, where prompts are logged", unit="characters"
+    )
     log_format: str = option("text", "lines of text, or one JSON object a line", choices=("text", "json"))
     otlp_traces_endpoint: str | None = option(
         None,
@@ -246,6 +254,7 @@ class ServerConfig:
         _check_range(self, "shutdown_timeout", 0)
         _check_range(self, "client_timeout", 0.001, MAX_TIMEOUT_SECONDS)
         _check_range(self, "max_body_bytes", 1)
+        _check_range(self, "max_log_len", 0)
         _check_range(self, "max_num_queued_reqs", 1)
         _check_range(self, "max_num_queued_tokens", 1)
         if self.otlp_traces_endpoint is not None and not _is_http_url(self.otlp_traces_endpoint):

@@ -27,10 +27,9 @@ NO_OPS = (
     NoOp(("--enable-chunked-prefill",), "prompts are always computed in chunks"),
     NoOp(("--async-scheduling", "--no-async-scheduling"), "the bytes are the same"),
     NoOp(("--disable-log-stats",), "no figures are logged; they are at /metrics"),
-    NoOp(("--disable-log-requests", "--no-enable-log-requests"), "requests are not logged"),
+    NoOp(("--disable-log-requests",), "requests are not logged, unless --enable-log-requests is given"),
     NoOp(("--disable-uvicorn-access-log",), "there is no access log"),
     NoOp(("--uvicorn-log-level",), "see --log-level", ANY),
-    NoOp(("--max-log-len",), "prompts are not logged", ANY),
     NoOp(("--enable-prompt-tokens-details",), "the details are always there"),
     NoOp(("--enable-request-id-headers",), "the header is always there"),
     NoOp(("--disable-frontend-multiprocessing",), "there is one front end"),
@@ -60,7 +59,7 @@ _NOT_YET = """
 --data-parallel-size-local --data-parallel-start-rank --decode-context-parallel-size
 --default-chat-template-kwargs --disable-fastapi-docs --disable-hybrid-kv-cache-manager --download-dir
 --enable-auto-tool-choice --enable-dbo --enable-elastic-ep --enable-eplb --enable-expert-parallel
---enable-fault-tolerance --enable-force-include-usage --enable-log-outputs --enable-log-requests --enable-lora
+--enable-fault-tolerance --enable-force-include-usage --enable-log-outputs --enable-lora
 --enable-mfu-metrics --enable-per-request-metrics --enable-prompt-embeds --enable-server-load-tracking
 --enable-sleep-mode --enable-ssl-refresh --enable-tokenizer-info-endpoint --fully-sharded-loras
 --h11-max-header-count --h11-max-incomplete-event-size --headless --hf-config-path --hf-overrides --hf-token

@@ -14,6 +14,11 @@ from octavo.core.store import StoreCounts
 from octavo.request import BeamHypothesis, FinishReason, TokenLogprobs
 
 
+def callers_id(request_id: str) -> str:
+    """A caller's name for the request that the engine calls so (`InputProcessor` adds a number to it)."""
+    return request_id.rpartition("#")[0] or request_id
+
+
 class TokenDelta(msgspec.Struct, array_like=True):
     """News of one request after one step: usually one token, and then nothing behind it is set.
 

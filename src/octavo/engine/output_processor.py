@@ -300,9 +300,10 @@ class OutputProcessor:
                 request.prompt_logprobs = [None, *(as_logprob_dict(e, token_text) for e in delta.prompt_logprobs)]
             return sample.apply(delta, token_text)
         except Exception as error:
-            logger.exception("request %s failed while its text was made", delta.request_id)
+            about = {"request_id": request.request_id}
+            logger.exception("request %s failed while its text was made", request.request_id, extra=about)
             sample.finish_reason, sample.stop_reason = FinishReason.ERROR, None
-            request.error = request.error or f"{type(error).__name__}: {error}"
+            request.error = request.error or f"its text could not be made ({type(error).__name__})"
             return delta.finish_reason is None
 
     def _finish(self, sample: SampleState, now: float) -> None:

@@ -19,6 +19,7 @@ from octavo.errors import InvalidRequestError
 from octavo.request import BeamSearchParams, RequestOutput, SamplingParams
 from octavo.server.front import Front, LiveCall, engine_request_ids
 from octavo.server.protocol import CallFields, GenerationFields
+from octavo.server.request_log import logged
 from octavo.server.timings import Timings
 
 LONG_TEXT = 16 * 1024  # characters: from here on, tokenising takes milliseconds and leaves the event loop
@@ -90,7 +91,7 @@ class Call:
             num_prompts=len(self.prompts),
             key_name=self.scope.get("octavo.key_name"),
         )
-        with self.front.call_id(prefix, live) as self.call_id:
+        with self.front.call_id(prefix, live) as self.call_id, logged(self):
             yield
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:

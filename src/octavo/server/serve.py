@@ -27,7 +27,7 @@ from octavo.config import EngineConfig, ServerConfig
 from octavo.errors import OctavoError
 from octavo.server.keys import load_keys
 from octavo.server.listener import BACKLOG, check_certificate, listening
-from octavo.server.logs import notice, set_up_logs
+from octavo.server.logs import notice, set_up_server_logs
 from octavo.server.traces import check_traces
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once), CheckpointError, and
     EngineDeadError where the engine cannot be kept alive (exit code 1). A log for programs tells of them instead."""
-    set_up_logs(server_config)
+    set_up_server_logs(server_config)
     try:
         server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
         check_certificate(server_config)
@@ -87,7 +87,8 @@ async def _start(engine_config: EngineConfig, server_config: ServerConfig) -> tu
     from octavo.async_llm import AsyncLLM
 
     name = next(iter(server_config.served_model_name), engine_config.model)
-    starting = asyncio.create_task(AsyncLLM.start(engine_config, model_name=name))
+    log_options = (server_config.log_format, server_config.log_level)
+    starting = asyncio.create_task(AsyncLLM.start(engine_config, model_name=name, log_options=log_options))
     await asyncio.sleep(0)  # the engine's process starts here …
     from octavo.server.app import create_app  # … and loads the model while this one imports
 
