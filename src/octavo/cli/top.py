@@ -99,8 +99,7 @@ def _show(feed: Feed, url: str) -> None:
 
 def problem_of(silence: float, why: str) -> str:
     """What to say when there has been no record for `silence` seconds."""
-    again = f"; connecting again ({why})" if why else ""
-    return f"no answer for {silence:.0f} s, and this is how it was then{again}"
+    return f"silent for {silence:.0f} s" + (f", connecting again: {why}" if why else "")
 
 
 def draw(

@@ -232,7 +232,7 @@ class Metrics:
             self._request_tokens.observe(num_tokens)
             self._request_preemptions.observe(sample.num_preemptions)
             # The other samples of a prompt find all of it computed.
-            num_computed = len(source.prompt_token_ids) - (sample.request.num_cached_tokens or 0)
+            num_computed = max(0, len(source.prompt_token_ids) - (sample.request.num_cached_tokens or 0))
             self._request_computed_tokens.observe(num_computed if source.sample_index == 0 else 0)
             if source.sample_index == 0:
                 self._params_n.observe(source.params.n)

@@ -324,8 +324,9 @@ class OutputProcessor:
             metrics = sample.request.metrics
             metrics.first_token_time = metrics.first_token_time or now
             if sample.source.sample_index == 0:
-                news.num_prompt_tokens += len(sample.source.prompt_token_ids)
-                news.num_cached_tokens += delta.num_cached_tokens
+                num_prompt_tokens = len(sample.source.prompt_token_ids)
+                news.num_prompt_tokens += num_prompt_tokens
+                news.num_cached_tokens += min(delta.num_cached_tokens, num_prompt_tokens)
             news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
         else:
             news.inter_token_latencies.append(max(0.0, now - sample.last_token_time))
