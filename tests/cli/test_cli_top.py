@@ -88,7 +88,7 @@ def test_what_is_not_known_is_a_dash():
 
 def test_an_engine_that_does_not_work_shows():
     assert drawn({**RECORD, "alive": False})[0].endswith("http://s · the engine is dead")
-    assert drawn({**RECORD, "restarting": True})[0].endswith("http://s · the engine is restarted")
+    assert drawn({**RECORD, "restarting": True})[0].endswith("http://s · the engine is being restarted")
 
 
 @pytest.mark.parametrize("width", [40, 70, 200])
@@ -119,9 +119,10 @@ def test_neighbours_have_different_colours():
 
 
 def test_once_prints_what_a_server_says(fake_server, capsys):
-    fake_server.live = [RECORD, RECORD]
+    fake_server.live = [{**RECORD, "tokens_per_second": 0.0}, {**RECORD, "tokens_per_second": 1.0}, RECORD, {}]
     assert main(["top", "--url", fake_server.url, "--api-key", "k", "--once"]) == 0
-    assert "octavo top · tiny" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "octavo top · tiny" in printed and "   123.4 tokens/s" in printed
     assert fake_server.requests == [("/live", None, "Bearer k")]
 
 

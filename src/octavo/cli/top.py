@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.client import Client
@@ -31,6 +32,7 @@ MAP_ROWS, MIN_MAP_ROWS = 8, 2  # of blocks
 MAX_LISTED = 12  # requests, where the terminal is high enough
 NUM_OTHER_LINES = 11  # beside the map and the requests
 NUM_SPEEDS = 240  # remembered: two minutes
+NUM_RECORDS_ONCE = 3  # a second's
 SILENT_SECONDS = 3.0  # records come twice a second
 TIMEOUT_SECONDS = 15.0  # then another connection is tried
 FREE, CACHED = 0, -1  # owners of blocks, as in GET /live
@@ -64,7 +66,9 @@ def _show_once(client: Client) -> None:
 
     console = Console(highlight=False)
     with closing(client.watch("/live")) as records:
-        console.print(draw(next(records), [], client.url, console.width))
+        for record in islice(records, NUM_RECORDS_ONCE):  # the first one knows no speed yet
+            last = record
+        console.print(draw(last, [], client.url, console.width))
 
 
 def _show(feed: Feed, url: str) -> None:
@@ -93,6 +97,8 @@ def _show(feed: Feed, url: str) -> None:
             if isinstance(news, OctavoError):
                 why = news.message
             else:
+                if why:
+                    speeds.clear()  # they are of before a gap
                 record, heard, why = news, time.monotonic(), ""
                 speeds.append(record["tokens_per_second"])
 
@@ -110,7 +116,9 @@ def draw(
     from rich.text import Text
 
     blocks = record["blocks"]
-    state = " · the engine is dead" if not record["alive"] else " · the engine is restarted" * record["restarting"]
+    state = (
+        " · the engine is dead" if not record["alive"] else " · the engine is being restarted" * record["restarting"]
+    )
     speed = f"{record['tokens_per_second']:8.1f}"
     size = f"{blocks['num_blocks']} blocks of {blocks['block_size']} tokens, {blocks['usage']:.0%} in use"
     num_listed, num_rows = fit(len(record["requests"]["shown"]), height)
