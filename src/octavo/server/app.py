@@ -94,7 +94,7 @@ def _endpoint(operation: Operation, front: Front) -> Callable[[Request], Awaitab
 def _middleware(llm: AsyncLLM, config: ServerConfig) -> list[Middleware]:
     """Outermost first."""
     stack = [Middleware(RootPath, config.root_path)] if config.root_path else []
-    stack += [Middleware(RequestId), Middleware(HttpMetrics, llm.metrics.registry)]
+    stack += [Middleware(HttpMetrics, llm.metrics.registry), Middleware(RequestId)]
     if config.allowed_origins:
         stack.append(
             Middleware(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 NO_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -16,7 +16,8 @@ SECONDS = (0.1, 0.5, 1.0)
 
 
 class HttpMetrics:
-    """Whatever finds the route writes its path to `scope["octavo.route"]`. A stream's time is that of its last byte."""
+    """The route's path stands in `scope["octavo.route"]`, the answer's status in `scope["octavo.status"]`: who has them
+    writes them there, so that a stream's events do not pass through here one by one. Its time is that of the last."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self.app = app
@@ -33,19 +34,12 @@ class HttpMetrics:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status = 500  # what Starlette answers where nothing else has
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
         start = time.perf_counter()
         try:
-            await self.app(scope, receive, send_and_note)
+            await self.app(scope, receive, send)
         finally:
             handler = scope.get("octavo.route", NO_ROUTE)
+            status = scope.get("octavo.status", 500)  # what Starlette answers where nothing else has
             method = scope["method"] if scope["method"] in METHODS else NO_ROUTE
             self._answers.labels(handler, method, f"{status // 100}xx").inc()
             self._seconds.labels(handler, method).observe(time.perf_counter() - start)

@@ -32,7 +32,8 @@ class RootPath:
 
 
 class RequestId:
-    """Echoes X-Request-Id, or gives one; the id stands in `scope["octavo.request_id"]`."""
+    """Echoes X-Request-Id, or gives one; the id stands in `scope["octavo.request_id"]`. So does the status of the answer,
+    when there is one, in `scope["octavo.status"]`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -48,6 +49,7 @@ class RequestId:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                scope["octavo.status"] = message["status"]
             await send(message)
 
         if is_too_long:
