@@ -32,8 +32,8 @@ class RootPath:
 
 
 class RequestId:
-    """Echoes X-Request-Id, or gives one; the id stands in `scope["octavo.request_id"]`. So does the status of the answer,
-    when there is one, in `scope["octavo.status"]`."""
+    """Echoes X-Request-Id, or gives one. The id stands in `scope["octavo.request_id"]`, and the status of the answer, once
+    there is one, in `scope["octavo.status"]`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
