@@ -32,7 +32,7 @@ class RootPath:
 
 
 class RequestId:
-    """Echoes X-Request-Id, or gives one. The id stands in `scope["octavo.request_id"]`, and the status of the answer, once
+    """Echoes X-Request-Id, or gives one. The id stands in `scope["octavo.request_id"]`, and the answer's status, once
     there is one, in `scope["octavo.status"]`."""
 
     def __init__(self, app: ASGIApp) -> None:
