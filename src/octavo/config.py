@@ -9,6 +9,7 @@ import dataclasses
 import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from octavo.errors import ConfigError
 
@@ -63,6 +64,11 @@ def _check_range(config: Any, name: str, low: float, high: float = float("inf"))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         bound = f"at least {low}" if high == float("inf") else f"in [{low}, {high}]"
         raise ConfigError(f"{name} is {value!r}; it must be {bound}", param=name)
+
+
+def _is_http_url(text: str) -> bool:
+    parts = urlsplit(text)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +236,19 @@ class ServerConfig:
     metrics_auth: bool = option(False, "guard /metrics with the API key too")
     shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")
     log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
+    enable_log_requests: bool = option(
+        False,
+        "log each request's id, counts and parameters, and at --log-level debug its prompt; without it, "
+        "nothing of a prompt is in the log",
+    )
+    max_log_len: int | None = option(
+        None, "most characters of a prompt in the log; default: all, where prompts are logged", unit="characters"
+    )
     log_format: str = option("text", "lines of text, or one JSON object a line", choices=("text", "json"))
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of an OpenTelemetry collector (OTLP over HTTP), which gets a span for each request; needs octavo[otel]",
+    )
     response_role: str = option("assistant", "role of chat answers")
     enable_responses_store: bool = option(
         False,
@@ -249,8 +267,15 @@ class ServerConfig:
         _check_range(self, "max_body_bytes", 1)
         _check_range(self, "responses_store_size", 1)
         _check_range(self, "responses_store_bytes", 1)
+        _check_range(self, "max_log_len", 0)
         _check_range(self, "max_num_queued_reqs", 1)
         _check_range(self, "max_num_queued_tokens", 1)
+        if self.otlp_traces_endpoint is not None and not _is_http_url(self.otlp_traces_endpoint):
+            message = (
+                f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}; it must be a URL such as "
+                "http://127.0.0.1:4318/v1/traces (OTLP over HTTP, whose port is 4318; gRPC's 4317 is not spoken)"
+            )
+            raise ConfigError(message, param="otlp_traces_endpoint")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             message = f"ssl_keyfile is {self.ssl_keyfile!r}, but there is no ssl_certfile"
             raise ConfigError(message, param="ssl_keyfile")
