@@ -51,7 +51,7 @@ def packed_cache_folder(config: EngineConfig) -> Path | None:
         return None
     if config.packed_cache_dir is not None:
         return Path(config.packed_cache_dir).expanduser().absolute()
-    if environment("PACKED_CACHE", "1").strip().lower() in ("0", "false", "no", "off"):
+    if (environment("PACKED_CACHE") or "1").strip().lower() in ("0", "false", "no", "off"):
         return None
     folder = environment("CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "octavo"

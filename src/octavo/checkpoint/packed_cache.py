@@ -196,7 +196,9 @@ class PackedCache:
         start = time.monotonic()
         data = (matrix.data for matrix in self._matrices)
         packed_file.write(self._path, self._key, data, self._backend, self._stopped.is_set)
-        logger.info("%s of packed weights written to %s in %.1f s", _size(num_bytes), self._path, time.monotonic() - start)
+        logger.info(
+            "%s of packed weights written to %s in %.1f s", _size(num_bytes), self._path, time.monotonic() - start
+        )
 
     def _make_room(self, num_bytes: int) -> None:
         """OSError where there is none."""

@@ -42,7 +42,7 @@ def packed_key(
 
 
 def _build(variant: str) -> Iterator[bytes]:
-    """The layout is whatever this build of the kernels makes: no number that somebody would have to remember to raise."""
+    """The layout is what this build of the kernels makes: no number that somebody would have to remember to raise."""
     module = isa.load(variant).__file__
     assert module is not None, "a native module is a file"
     yield f"{octavo.__version__} {variant}".encode()
