@@ -114,12 +114,12 @@ def test_a_writer_that_stops_leaves_nothing(tmp_path: Path, backend: CpuBackend)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fsync(descriptor: int) -> None:
+    def replace(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = tmp_path / "a.packed"
     path.write_bytes(b"what was there before")
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(OSError, match="No space left"):
         write(path, backend)
     assert [file.name for file in tmp_path.iterdir()] == ["a.packed"]

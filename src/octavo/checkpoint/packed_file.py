@@ -13,8 +13,8 @@ field, or it is not used:
         88      …  zeros
       4096      …  payload: the matrices in the order of loading, each from a multiple of 64 bytes on
 
-It appears under its name when it is complete and on the disk, by a rename; what a crash leaves behind is called
-`.*.tmp`. Readers map it, so that it is one with the system's own copy of the file: it is never written to again, only
+It appears under its name when it is complete, by a rename; what a crash leaves behind is called `.*.tmp`. Nothing is
+flushed to the disk: what a power cut spoils, the checksums find, since each reader looks at the whole file. Readers map it, so that it is one with the system's own copy of the file: it is never written to again, only
 replaced or removed, which those who have it mapped do not notice. The checksums find damage, not forgery: whoever may
 write into the folder is trusted.
 """
@@ -103,7 +103,6 @@ def write(path: Path, key: bytes, matrices: Iterable[Bytes], backend: Backend, i
             fields = _FIELDS.pack(MAGIC, VERSION, key, length)
             file.seek(0)
             _write_all(file, fields + _digest(fields, np.concatenate(sums)))
-            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
