@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from octavo.checkpoint import packed_file
-from octavo.checkpoint.packed_file import PAYLOAD_OFFSET, Interrupted, file_bytes, place_after
+from octavo.checkpoint.packed_file import Interrupted, file_bytes, place_after
 from octavo.errors import CheckpointError
 from octavo.ops.api import Backend, Matrix, TensorSource
 from octavo.quant.formats import MatrixFormat
@@ -106,7 +106,7 @@ class PackedCache:
         self._key = identify()
         self._path = folder / f"{self._key.hex()[:32]}.packed"
         self._matrices: list[Matrix] = []
-        self._offset = PAYLOAD_OFFSET
+        self._offset = 0
         self._ended = threading.Event()  # no more waiting for a better moment …
         self._stopped = threading.Event()  # … nor for the end of the file
         self._writer: threading.Thread | None = None

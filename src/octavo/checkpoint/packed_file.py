@@ -4,19 +4,20 @@ Owns how it is written whole, and how it is proved to be what it should be. Know
 a key is bytes here, a matrix its packed bytes. Integers are little-endian; a file is what its reader expects in every
 field, or it is not used:
 
-    offset  bytes
-         0      8  magic "octavoPW"
-         8      8  version of this format
-        16     32  key of all that decides what the payload is (packed_key.py)
-        48      8  length of the payload
-        56     32  BLAKE2b of all that stands before, and of the payload's checksums (`Backend.checksums`)
-        88      …  zeros
-      4096      …  payload: the matrices in the order of loading, each from a multiple of 64 bytes on
+    bytes
+        …  payload: the matrices in the order of loading, each from a multiple of 64 bytes on
+        8  magic "octavoPW"
+        8  version of this format
+       32  key of all that decides what the payload is (packed_key.py)
+        8  length of the payload
+       32  BLAKE2b of these fields, and of the payload's checksums (`Backend.checksums`)
 
+The payload stands first, and is written in large parts, so that the system keeps it in pages of 2 MB where it can.
 It appears under its name when it is complete, by a rename; what a crash leaves behind is called `.*.tmp`. Nothing is
-flushed to the disk: what a power cut spoils, the checksums find, since each reader looks at the whole file. Readers map it, so that it is one with the system's own copy of the file: it is never written to again, only
-replaced or removed, which those who have it mapped do not notice. The checksums find damage, not forgery: whoever may
-write into the folder is trusted.
+flushed to the disk: what a power cut spoils, the checksums find, since each reader looks at the whole file. Readers map
+it, so that it is one with the system's own copy of the file: it is never written to again, only replaced or removed,
+which those who have it mapped do not notice. The checksums find damage, not forgery: whoever may write into the folder
+is trusted.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from octavo.ops.api import Backend
 
 MAGIC = b"octavoPW"
 VERSION = 1
-PAYLOAD_OFFSET = 4096  # a page: what is in it can be mapped
 ALIGNMENT = 64  # of a matrix: a cache line, and a vector
-# Written at a time; whole MiB, the parts that have checksums of their own.
+# Written at a time: whole pages of 2 MB, and whole MiB, the parts that have checksums of their own.
 CHUNK_BYTES = 4 * 2**20
 DIGEST_BYTES = 32
 
-_FIELDS = struct.Struct(f"<8sQ{KEY_BYTES}sQ")  # the header without its digest
+_FIELDS = struct.Struct(f"<8sQ{KEY_BYTES}sQ")  # without the digest
+_END_BYTES = _FIELDS.size + DIGEST_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -61,10 +62,10 @@ def place_after(offset: int, num_bytes: int) -> int:
 
 def file_bytes(sizes: Iterable[int]) -> int:
     """The length of a file of matrices that have these many bytes."""
-    offset = PAYLOAD_OFFSET
+    offset = 0
     for size in sizes:
         offset = place_after(offset, size)
-    return offset
+    return offset + _END_BYTES
 
 
 def read(path: Path, key: bytes, backend: Backend) -> Any:
@@ -75,13 +76,12 @@ def read(path: Path, key: bytes, backend: Backend) -> Any:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise ValueError("it is no regular file")
-        header = os.pread(descriptor, _FIELDS.size + DIGEST_BYTES, 0)
-        _check(header, key, info.st_size)
-        mapping = backend.map_packed(descriptor, info.st_size)
+        end = os.pread(descriptor, _END_BYTES, max(0, info.st_size - _END_BYTES))
+        _check(end, key, info.st_size)
+        mapping = backend.map_packed(descriptor, info.st_size - _END_BYTES)
     finally:
         os.close(descriptor)
-    sums = backend.checksums(mapping.data[PAYLOAD_OFFSET:])
-    if _digest(header[: _FIELDS.size], sums) != header[_FIELDS.size :]:
+    if _digest(end[: _FIELDS.size], backend.checksums(mapping.data)) != end[_FIELDS.size :]:
         raise ValueError("its checksum is wrong")
     return mapping
 
@@ -92,7 +92,6 @@ def write(path: Path, key: bytes, matrices: Iterable[Bytes], backend: Backend, i
     temporary = path.with_name(f".{secrets.token_hex(16)}.tmp")
     try:
         with temporary.open("xb", buffering=0) as file:
-            file.seek(PAYLOAD_OFFSET)
             sums, length = [], 0
             for chunk in _chunks(matrices):
                 if is_stopped():
@@ -101,28 +100,27 @@ def write(path: Path, key: bytes, matrices: Iterable[Bytes], backend: Backend, i
                 _write_all(file, chunk)
                 length += len(chunk)
             fields = _FIELDS.pack(MAGIC, VERSION, key, length)
-            file.seek(0)
             _write_all(file, fields + _digest(fields, np.concatenate(sums)))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    return PAYLOAD_OFFSET + length
+    return length + _END_BYTES
 
 
-def _check(header: bytes, key: bytes, num_bytes: int) -> None:
-    if len(header) < _FIELDS.size + DIGEST_BYTES:
+def _check(end: bytes, key: bytes, num_bytes: int) -> None:
+    if len(end) < _END_BYTES:
         raise ValueError("it is cut short")
-    magic, version, found_key, length = _FIELDS.unpack_from(header)
+    magic, version, found_key, length = _FIELDS.unpack_from(end)
     if magic != MAGIC:
-        raise ValueError("it holds no packed weights")
+        raise ValueError("it is cut short, or holds no packed weights")
     if version != VERSION:
         raise ValueError(f"its format has version {version}, not {VERSION}")
     if found_key != key:
         raise ValueError("it belongs to another checkpoint, format or build")
-    if num_bytes != PAYLOAD_OFFSET + length or length % ALIGNMENT:
-        raise ValueError("it is cut short" if num_bytes < PAYLOAD_OFFSET + length else "it is too long")
+    if num_bytes != length + _END_BYTES or length % ALIGNMENT or not length:
+        raise ValueError(f"it has {num_bytes} bytes, not {length + _END_BYTES}")
 
 
 def _digest(fields: bytes, sums: npt.NDArray[np.uint64]) -> bytes:

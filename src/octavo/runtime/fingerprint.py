@@ -42,8 +42,8 @@ def fingerprint(
 ) -> bytes:
     """32 bytes. Each argument is as the engine uses it, no longer "auto"; `variant` is the kernels' instruction set.
 
-    Weights are known by their files' names (without the folder), sizes, times of change and both ends (weight_files.py),
-    random ones by `seed`, which else does not count. `max_model_len` counts as far as it changes the rope table. Raises
+    Weights are known by their files' names (without the folder), sizes, times of change and both ends; random ones by
+    `seed`, which else does not count. `max_model_len` counts as far as it changes the rope table. Raises
     CheckpointError for a file that cannot be read.
     """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
