@@ -33,8 +33,8 @@ from octavo.quant.formats import MatrixFormat
 
 # After the start: the first requests have the machine to themselves.
 DELAY_SECONDS = 2.0
-# How long the end of the process may wait for the copy.
-EXIT_SECONDS = 5.0
+# How long the end of the process may wait for the copy: less than a client gives an engine (engine/client.py).
+EXIT_SECONDS = 3.0
 # A temporary file that nobody has written to for so long is a crash's.
 TEMPORARY_SECONDS = 600
 # Copies that old builds or changed checkpoints have left behind go even where there is room.
