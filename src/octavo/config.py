@@ -142,8 +142,10 @@ class EngineConfig:
     packed_cache_dir: str | None = option(
         None, "folder of these copies; default: packed in $OCTAVO_CACHE_DIR, else in octavo in the user's cache folder"
     )
+    # Of a model of 8 billion weights what is quantised fits, and its bfloat16 does not: its copy would be one more model
+    # on the disk.
     packed_cache_size: float = option(
-        16.0, "most that packed_cache_dir holds; the copies used longest ago go first", unit="GiB"
+        8.0, "most that packed_cache_dir holds; the copies used longest ago go first", unit="GiB"
     )
     # Scheduling
     max_num_seqs: int = option(128, "most requests that run at once", unit="requests")
