@@ -142,8 +142,8 @@ class EngineConfig:
     packed_cache_dir: str | None = option(
         None, "folder of these copies; default: packed in $OCTAVO_CACHE_DIR, else in octavo in the user's cache folder"
     )
-    # Of a model of 8 billion weights what is quantised fits, and its bfloat16 does not: its copy would be one more model
-    # on the disk.
+    # A model of 8 billion weights fits when it is quantised. Its bfloat16 does not: as large as the checkpoint, a copy
+    # would be one more model on the disk.
     packed_cache_size: float = option(
         8.0, "most that packed_cache_dir holds; the copies used longest ago go first", unit="GiB"
     )

@@ -261,11 +261,11 @@ def test_the_end_does_not_wait_for_a_slow_disk(
     caplog.set_level(logging.INFO)
     entered = threading.Event()
 
-    def write(path: Path, key: bytes, matrices: Any, backend: Any, is_stopped: Any) -> None:
+    def write(path: Path, key: bytes, matrices: Any, backend: Any, pace: Any) -> None:
         entered.set()
-        while not is_stopped():
+        while True:
             time.sleep(0.001)
-        raise packed_file.Interrupted
+            pace(0.001)
 
     monkeypatch.setattr(packed_file, "write", write)
     monkeypatch.setattr(packed_cache, "EXIT_SECONDS", 0.05)

@@ -28,6 +28,7 @@ import os
 import secrets
 import stat
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,8 +42,8 @@ from octavo.ops.api import Backend
 MAGIC = b"octavoPW"
 VERSION = 1
 ALIGNMENT = 64  # of a matrix: a cache line, and a vector
-# Written at a time: whole pages of 2 MB, and whole MiB, the parts that have checksums of their own.
-CHUNK_BYTES = 4 * 2**20
+# Written at a time: a page of 2 MB, and whole MiB, the parts that have checksums of their own.
+CHUNK_BYTES = 2 * 2**20
 DIGEST_BYTES = 32
 
 _FIELDS = struct.Struct(f"<8sQ{KEY_BYTES}sQ")  # without the digest
@@ -86,19 +87,20 @@ def read(path: Path, key: bytes, backend: Backend) -> Any:
     return mapping
 
 
-def write(path: Path, key: bytes, matrices: Iterable[Bytes], backend: Backend, is_stopped: Callable[[], bool]) -> int:
-    """Put a complete file in place, also of one that is there; its length. OSError, or Interrupted as soon as
-    `is_stopped` says so: it is not there, and nothing is left of the attempt."""
+def write(path: Path, key: bytes, matrices: Iterable[Bytes], backend: Backend, pace: Callable[[float], None]) -> int:
+    """Put a complete file in place, also of one that is there; its length. `pace` is called after each
+    part with the seconds that it took, and may wait, or raise Interrupted. After that, or an OSError, the file is not
+    there, and nothing is left of the attempt."""
     temporary = path.with_name(f".{secrets.token_hex(16)}.tmp")
     try:
         with temporary.open("xb", buffering=0) as file:
             sums, length = [], 0
             for chunk in _chunks(matrices):
-                if is_stopped():
-                    raise Interrupted
+                start = time.monotonic()
                 sums.append(backend.checksums(chunk, threads=False))
                 _write_all(file, chunk)
                 length += len(chunk)
+                pace(time.monotonic() - start)
             fields = _FIELDS.pack(MAGIC, VERSION, key, length)
             _write_all(file, fields + _digest(fields, np.concatenate(sums)))
         os.replace(temporary, path)
