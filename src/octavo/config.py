@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -48,6 +49,20 @@ def api_key_of_environment() -> str | None:
 def responses_store_of_environment() -> bool:
     """Whether vLLM's name for `enable_responses_store` asks for it."""
     return os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0").lower() in ("1", "true")
+
+
+def packed_cache_folder(config: EngineConfig) -> Path | None:
+    """Where copies of packed weights are kept, whether it is there or not; None: nowhere."""
+    if not config.enable_packed_cache:
+        return None
+    if config.packed_cache_dir is not None:
+        return Path(config.packed_cache_dir).expanduser().absolute()
+    if (environment("PACKED_CACHE") or "1").strip().lower() in ("0", "false", "no", "off"):
+        return None
+    folder = environment("CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "octavo"
+    )
+    return Path(folder).expanduser().absolute() / "packed"
 
 
 def _check_choices(config: Any) -> None:
@@ -130,6 +145,19 @@ class EngineConfig:
     kv_offload_size: float = option(
         8.0, "most that kv_offload_dir holds; the blocks used longest ago go first", unit="GiB"
     )
+    enable_packed_cache: bool = option(
+        True,
+        "keep a copy of the weights as the kernels read them, which makes the next start faster "
+        "($OCTAVO_PACKED_CACHE=0: keep none where no folder is named)",
+    )
+    packed_cache_dir: str | None = option(
+        None, "folder of these copies; default: packed in $OCTAVO_CACHE_DIR, else in octavo in the user's cache folder"
+    )
+    # A model of 8 billion weights fits when it is quantised. Its bfloat16 does not: as large as the checkpoint, a copy
+    # would be one more model on the disk.
+    packed_cache_size: float = option(
+        8.0, "most that packed_cache_dir holds; the copies used longest ago go first", unit="GiB"
+    )
     # Scheduling
     max_num_seqs: int = option(128, "most requests that run at once", unit="requests")
     max_num_batched_tokens: int = option(2048, "token budget of a step", unit="tokens")
@@ -178,6 +206,7 @@ class EngineConfig:
         _check_range(self, "kv_cache_memory_bytes", 1)
         _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
         _check_range(self, "kv_offload_size", 0.001, MAX_TIER_GIB)
+        _check_range(self, "packed_cache_size", 0.001, MAX_TIER_GIB)
         _check_range(self, "long_prefill_token_threshold", 0)
         _check_range(self, "swap_space", 0, MAX_TIER_GIB)
         _check_range(self, "engine_timeout", 0, MAX_TIMEOUT_SECONDS)
@@ -186,6 +215,8 @@ class EngineConfig:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a multiple of 16", param="block_size")
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ConfigError("preemption_mode is 'swap', but swap_space is 0; give it some GiB", param="swap_space")
+        if self.packed_cache_dir is not None and not self.packed_cache_dir:
+            raise ConfigError("packed_cache_dir is ''; it must name a folder", param="packed_cache_dir")
         if self.kv_offload_dir is not None and not self.kv_offload_dir:
             raise ConfigError("kv_offload_dir is ''; it must name a folder", param="kv_offload_dir")
         if self.kv_offload_dir is not None and not self.enable_prefix_caching:

@@ -87,6 +87,7 @@ class EngineInfo:
     max_num_seqs: int
     arithmetic: str = ""  # for people: how the weights are kept and multiplied
     cache_config: dict[str, str] = field(default_factory=dict)  # labels of vllm:cache_config_info
+    loading: str = ""  # where the weights come from and what that took, for people
 
 
 class EngineReply(msgspec.Struct, array_like=True):

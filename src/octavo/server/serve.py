@@ -183,6 +183,8 @@ def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None
     defaults = ", ".join(f"{key}={value}" for key, value in llm.default_sampling_params.items()) or "neutral"
     notice(f"octavo {__version__}: {name} in {llm.info.arithmetic} on {llm.info.isa}, {llm.info.num_threads} threads")
     notice(llm.info.memory_plan)
+    if llm.info.loading:
+        notice(f"weights: {llm.info.loading}")
     notice(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
     url = _url(config, listener)
     ready = f"ready on {url if config.uds is None else config.uds}"
