@@ -139,6 +139,7 @@ def _info(
         num_threads=backend.num_threads,
         memory_plan=str(plan),
         max_num_seqs=config.max_num_seqs,
+        hidden_size=model.hidden_size,
         arithmetic=str(formats.layers),
         cache_config={
             "block_size": str(plan.block_size),

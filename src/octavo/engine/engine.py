@@ -110,4 +110,5 @@ def as_delta(update: RequestUpdate) -> TokenDelta:
         delta.num_preemptions = request.num_preemptions
         delta.first_scheduled_time = request.first_scheduled_time
         delta.hypotheses = request.hypotheses
+        delta.embedding = update.embedding
     return delta

@@ -147,9 +147,9 @@ class Metrics:
             self._request_prompt_tokens.observe(len(source.prompt_token_ids))
             self._request_tokens.observe(num_tokens)
             self._request_preemptions.observe(sample.num_preemptions)
-            if source.sample_index == 0:
+            if source.sample_index == 0 and source.pooling is None:
                 self._params_n.observe(source.params.n)
-            if source.params.max_tokens is not None:
+            if source.params.max_tokens is not None and source.pooling is None:
                 self._params_max_tokens.observe(source.params.max_tokens)
             self._e2e.observe(max(0.0, sample.finished_time - source.arrival_time))
             self._observe_phases(sample, num_tokens)

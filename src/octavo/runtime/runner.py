@@ -14,6 +14,7 @@ from octavo.core.plan import EvictBlock, RowResult, ScheduledRequest, StepPlan, 
 from octavo.errors import RequestFailedError
 from octavo.request import Request
 from octavo.runtime.kv_cache import KVStorage
+from octavo.runtime.pooling import pool
 from octavo.runtime.program import MAX_LOGITS
 from octavo.sampling.feature import SamplerRow
 from octavo.sampling.sampler import Drawn, Sampler, as_results
@@ -31,6 +32,9 @@ class Executor(Protocol):
     def logits(self, first: int, count: int) -> Any:
         """float32 [count, vocab] of the batch's logit rows [first, first + count), at most MAX_LOGITS. The next call
         may overwrite them."""
+
+    def final_states(self, first: int, count: int) -> Any:
+        """float32 [count, hidden]: the hidden states of token rows [first, first + count), after the last norm."""
 
 
 class Runner:
@@ -75,6 +79,7 @@ class Runner:
             if scheduled.num_scored:
                 self._score(first, scheduled, result)
                 first += scheduled.num_scored
+        pool(self.executor.final_states, plan.scheduled, results)
         return results
 
     def _score(self, first: int, scheduled: ScheduledRequest, result: RowResult) -> None:

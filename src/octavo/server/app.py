@@ -21,6 +21,7 @@ from octavo.server import (
     chat,
     completions,
     docs,
+    embeddings,
     live,
     models,
     openapi,
@@ -35,6 +36,7 @@ from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId, RootPath
 from octavo.server.openapi import Handler, Operation
 from octavo.server.protocol import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.protocol_anthropic import CountTokensRequest, MessagesRequest
+from octavo.server.protocol_embeddings import EmbeddingsRequest
 from octavo.server.protocol_responses import ResponsesRequest
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ ROUTES = (
     Operation("POST", "/v1/responses", responses.create, ResponsesRequest),
     Operation("POST", "/v1/messages", anthropic_messages.create, MessagesRequest),
     Operation("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, CountTokensRequest),
+    Operation("POST", "/v1/embeddings", embeddings.create, EmbeddingsRequest),
     Operation("GET", "/v1/models", models.list_models),
     Operation("GET", "/v1/models/{id:path}", models.get_model),
     Operation("POST", "/tokenize", tokenize.tokenize, TokenizeRequest),
