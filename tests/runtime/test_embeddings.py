@@ -134,7 +134,6 @@ def talkers(num: int, seed: int) -> list[EngineRequest]:
         {"max_num_batched_tokens": 17},
         {"max_num_batched_tokens": 5, "max_num_seqs": 1},
         {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 40},
-        {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "swap_space": 0.01, "preemption_mode": "swap"},
         {"block_size": 32, "scheduling_policy": "fair"},
         {"enable_prefix_caching": False},
     ],
@@ -148,9 +147,20 @@ def test_the_same_bytes_in_any_company_and_any_chunks(model: Path, alone: Any, w
         requests = [embedding(PROMPTS[index], **pooling) for index, pooling in work]
         found = embed(engine, requests, talkers(6, round_number), arrive=3)
         assert found == [alone[str(pooling)][index] for index, pooling in work]
-    stats = engine.stats()
-    assert (stats.num_preemptions > 0) == ("num_gpu_blocks_override" in way)
-    assert (stats.num_swaps > 0) == ("swap_space" in way)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_who_has_to_give_way_in_the_middle_of_its_prompt(model: Path, alone: Any, mode: str) -> None:
+    """The older ones outgrow their blocks while a mean is half summed."""
+    swap_space = 0.01 if mode == "swap" else 0
+    options: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 11, "preemption_mode": mode}
+    for pooling in POOLINGS:
+        engine = make_engine(model, max_model_len=512, swap_space=swap_space, **options)
+        others = [make_request(f"t{i}", LONG[i : i + 10], max_tokens=50, ignore_eos=True) for i in range(3)]
+        request = embedding(LONG, **pooling)
+        assert embed(engine, [request], others, arrive=2) == [alone[str(pooling)][3]]
+        stats = engine.stats()
+        assert stats.num_preemptions > 0 and (stats.num_swaps > 0) == (mode == "swap")
 
 
 def test_company_does_not_see_them(model: Path) -> None:
