@@ -138,7 +138,7 @@ class FakeRunner:
         histories = [[self.cache[self._slot(row, p)] for p in range(row.start)] for row in plan.scheduled]
         rows = [self._compute(*work) for work in zip(plan.scheduled, histories, strict=True)]
         newest = [kv for row, history in zip(plan.scheduled, histories, strict=True) for kv in history[row.start :]]
-        pool(lambda first, count: states_of(newest[first : first + count]), plan.scheduled, rows)
+        pool(lambda token_rows: states_of([newest[i] for i in token_rows]), plan.scheduled, rows)
         return StepResult(rows)
 
     def close(self, evictions: Sequence[EvictBlock]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.core.plan import StepPlan
 from octavo.models.registry import Model
-from octavo.ops.api import Batch, Float32Array
+from octavo.ops.api import Batch, Float32Array, Int32Array
 from octavo.ops.cpu import CpuBackend, CpuOps
 from octavo.runtime.batch import make_batch
 from octavo.runtime.fusion import fuse
@@ -66,9 +66,9 @@ class EagerExecutor:
         logits: Float32Array = self._model.logits(self._ops, self._hidden, wanted)
         return logits
 
-    def final_states(self, first: int, count: int) -> Float32Array:
-        """float32 [count, hidden] of token rows [first, first + count) of the last batch run, after the last norm."""
-        states: Float32Array = self._model.final_states(self._ops, self._hidden[first : first + count])
+    def final_states(self, rows: Int32Array) -> Float32Array:
+        """float32 [n, hidden] of these token rows of the last batch run, after the last norm."""
+        states: Float32Array = self._model.final_states(self._ops, self._ops.take_rows(self._hidden, rows))
         return states
 
 
@@ -81,6 +81,7 @@ class ProgramExecutor:
         config = model.config
         self._model = model
         self._block_size = block_size
+        self._max_tokens = max_tokens
         ops = TraceOps()
         batch = SymbolicBatch()
         hidden = model.forward(ops, batch, kv_caches)
@@ -115,10 +116,10 @@ class ProgramExecutor:
         self.native.run_logits(first, count)
         return self.native.logit_rows(self._logits, count)
 
-    def final_states(self, first: int, count: int) -> Float32Array:
+    def final_states(self, rows: Int32Array) -> Float32Array:
         """As EagerExecutor's. No instruction of the program: the steps that nobody embeds in do not pay for it."""
-        hidden = self.native.rows(self._hidden, first + count)[first:]
-        states: Float32Array = self._model.final_states(self._ops, hidden)
+        hidden = self.native.rows(self._hidden, self._max_tokens)
+        states: Float32Array = self._model.final_states(self._ops, self._ops.take_rows(hidden, rows))
         return states
 
     def instructions(self) -> list[Instruction]:

@@ -33,8 +33,8 @@ class Executor(Protocol):
         """float32 [count, vocab] of the batch's logit rows [first, first + count), at most MAX_LOGITS. The next call
         may overwrite them."""
 
-    def final_states(self, first: int, count: int) -> Any:
-        """float32 [count, hidden]: the hidden states of token rows [first, first + count), after the last norm."""
+    def final_states(self, rows: Any) -> Any:
+        """int32 [n] -> float32 [n, hidden]: the hidden states of these token rows of the batch, after the last norm."""
 
 
 class Runner:
