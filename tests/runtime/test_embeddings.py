@@ -243,3 +243,17 @@ def test_a_gguf_gives_what_its_folder_gives(tmp_path: Path) -> None:
         for path in (folder, file)
     )
     assert of_folder == of_file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "least_cosine"), [("float32", 1 - 1e-6), ("bfloat16", 1 - 5e-5)])
+def test_smollm2_against_transformers_in_float32(smollm2_hf: Path, dtype: str, least_cosine: float) -> None:
+    engine = make_engine(smollm2_hf, dtype=dtype, max_model_len=512)
+    prompts = [LONG[:7], LONG[50:120], LONG]
+    states = [last_hidden_state(smollm2_hf, prompt) for prompt in prompts]
+    for pooling in POOLINGS[:2]:
+        found = embed(engine, [embedding(prompt, **pooling) for prompt in prompts])
+        for prompt_states, each in zip(states, found, strict=True):
+            cosine = float(np.frombuffer(each, "<f4").astype(float) @ pooled(prompt_states, **pooling).astype(float))
+            print(dtype, pooling["pooling_type"], 1 - cosine)
+            assert cosine > least_cosine
