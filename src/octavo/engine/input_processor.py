@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo.core.beams import num_candidates
-from octavo.engine.pooling import PoolingDefaults, as_sampling_params, decided
+from octavo.engine.pooling import PoolingDefaults, decided, no_output
 from octavo.errors import ContextLengthError, InvalidRequestError
 from octavo.pooling import PoolingParams
 from octavo.request import BeamSearchParams, EngineRequest, OutputKind, SamplingParams
@@ -95,6 +95,7 @@ class InputProcessor:
         self._next_seed = next_seed
         self._pooling_defaults = pooling_defaults or PoolingDefaults()
         self._hidden_size = info.hidden_size
+        self._no_output = no_output()
         self._sample_numbers = itertools.count()
 
     def process(
@@ -166,8 +167,10 @@ class InputProcessor:
     ) -> ProcessedRequest:
         """For an embedding of the prompt."""
         pooling = decided(params, self._pooling_defaults, self._hidden_size)
+        sampling = copy.copy(self._no_output)
+        sampling.truncate_prompt_tokens = pooling.truncate_prompt_tokens
         fields: dict[str, Any] = {"pooling": pooling, "priority": priority, "user": user}
-        text, request = self._first_sample(request_id, prompt, as_sampling_params(pooling), cache_salt, **fields)
+        text, request = self._first_sample(request_id, prompt, sampling, cache_salt, **fields)
         return ProcessedRequest(request_id, text, [request])
 
     def _first_sample(

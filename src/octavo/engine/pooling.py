@@ -84,15 +84,10 @@ def decided(params: PoolingParams | None, defaults: PoolingDefaults, hidden_size
     )
 
 
-def as_sampling_params(params: PoolingParams) -> SamplingParams:
-    """Of the engine's request: the prompt, and no token. The seed, which nothing draws from, takes none from others."""
-    return SamplingParams(
-        max_tokens=0,
-        seed=0,
-        detokenize=False,
-        output_kind="final_only",
-        truncate_prompt_tokens=params.truncate_prompt_tokens,
-    )
+def no_output() -> SamplingParams:
+    """Of the engine's requests for embeddings: the prompt, and no token. The seed, which nothing draws from, takes none
+    from others."""
+    return SamplingParams(max_tokens=0, seed=0, detokenize=False, output_kind="final_only")
 
 
 def as_embedding_output(output: RequestOutput) -> EmbeddingRequestOutput:
