@@ -159,6 +159,7 @@ class RequestState:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens: int | None = None  # of the first sample: the others find its prompt in the cache
         self.error: str | None = None  # of the first sample that failed
+        self.embedding: bytes | None = None
         self.metrics = RequestMetrics(first.arrival_time)  # of all samples: the first to begin, the last to end
         self.samples = [SampleState(self, source, tokenizer) for source in processed.samples]
         self.num_unfinished = len(self.samples)
@@ -224,6 +225,7 @@ class RequestState:
             seed=self.seed,
             error=self.error,
             prompt_progress=progress,
+            embedding=self.embedding,
         )
 
 
@@ -234,7 +236,7 @@ class StepNews:
     updated: list[RequestState] = field(default_factory=list)
     to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
     finished: list[SampleState] = field(default_factory=list)
-    num_prompt_tokens: int = 0  # of the requests that got their first token …
+    num_prompt_tokens: int = 0  # of the requests that got their first token, or all that they wanted without one …
     num_cached_tokens: int = 0  # … and of these, those found in a cache
     num_output_tokens: int = 0
     times_to_first_token: list[float] = field(default_factory=list)  # seconds
@@ -285,6 +287,9 @@ class OutputProcessor:
         if sample.finished:
             self._finish(sample, now)
             news.finished.append(sample)
+            if sample.last_token_time is None and sample.finish_reason is not FinishReason.ERROR:
+                sample.request.embedding = delta.embedding
+                news.num_prompt_tokens += len(sample.source.prompt_token_ids)  # all that was wanted
 
     def abort(self, request: RequestState) -> StepNews:
         """End what still lives of a request. Its `to_abort` goes to the engine."""
