@@ -78,9 +78,9 @@ async def _prompt(front: Front, asked: ConversationFields) -> list[int]:
     return await template_prompt(
         front,
         messages,
+        template_variables(asked.chat_template_kwargs),
         add_generation_prompt=not continued,
         continue_final_message=continued,
-        **template_variables(asked.chat_template_kwargs),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo.server.fields import refuse
@@ -23,18 +24,30 @@ async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens
     return await template_prompt(
         front,
         asked.messages or [],
-        add_special_tokens=add_special_tokens,
+        _template_variables(asked),
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        **_template_variables(asked),
+        add_special_tokens=add_special_tokens,
     )
 
 
 async def template_prompt(
-    front: Front, messages: list[dict[str, Any]], *, add_special_tokens: bool = False, **variables: Any
+    front: Front,
+    messages: list[dict[str, Any]],
+    variables: Mapping[str, Any],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    add_special_tokens: bool = False,
 ) -> list[int]:
-    """The same for messages in OpenAI's shape and the arguments of `ChatTemplate.render`."""
-    text = require_chat_template(front.llm.chat_template).render(messages, **variables)
+    """The same for messages in OpenAI's shape. `variables` are the template's further ones: a client names them, so
+    that none of them may become an argument of ours."""
+    text = require_chat_template(front.llm.chat_template).render(
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **variables,
+    )
     (token_ids,) = await encode(front, [text], add_special_tokens=add_special_tokens)
     return token_ids
 

@@ -41,7 +41,7 @@ async def create(front: Front, request: Request) -> Response:
         params = sampling_params(front, asked, max_tokens=asked.max_output_tokens)
     check_tools(asked)
     messages = input_messages(asked, allow_unknown=front.config.allow_unknown_fields)
-    prompt = await template_prompt(front, messages, **template_variables(asked.chat_template_kwargs))
+    prompt = await template_prompt(front, messages, template_variables(asked.chat_template_kwargs))
     front.admit(asked.priority, len(prompt))
     answer = _Answer(
         asked,
