@@ -232,7 +232,7 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (-1, 1, 2, 63, 64),
     "beam_width": (1, 2, 5, 128, 129),
     "length_penalty": (0, -1, 2, 1000),
-    "early_stopping": (True, False, "never"),
+    "early_stopping": (True, False, "never", 1, 0.0),
     "use_beam_search": (True,),
     "ignore_eos": (True,),
     "echo": (True,),

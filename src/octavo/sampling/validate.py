@@ -78,7 +78,7 @@ def validate_beams(params: BeamSearchParams) -> None:
     for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
         if not isinstance(getattr(params, name), bool):
             _refuse(name, getattr(params, name), "true or false")
-    if params.early_stopping not in (True, False, "never"):
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":  # 1 is not true
         _refuse("early_stopping", params.early_stopping, "true, false or 'never'")
 
 
