@@ -1,5 +1,5 @@
-"""What values a SamplingParams may hold. Owns types, ranges and normal forms; every wrong value raises
-InvalidRequestError, which names the field, the value and what is allowed.
+"""What values a SamplingParams may hold. Owns types and normal forms; the ranges stand in request.py. Every wrong value
+raises InvalidRequestError, which names the field, the value and what is allowed.
 
 `validate` knows no model (it runs when a SamplingParams is made); `validate_for_model` checks what only a model
 decides.
@@ -14,16 +14,17 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from octavo.errors import InvalidRequestError
+from octavo.request import INT32_MAX, INTEGER_RANGES, NUMBER_RANGES
 
 if TYPE_CHECKING:
     from octavo.request import BeamSearchParams, OutputKind, SamplingParams
 
-MAX_N = 128
 MAX_BEAM_WIDTH = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters: the detokenizer holds back up to this much text
 MAX_BAD_WORDS = 1024
-INT32_MAX = 2**31 - 1  # token ids and counts cross into the kernels as int32
+
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"})
 
 _OUTPUT_KINDS = ("cumulative", "delta", "final_only")
 _BOOLEANS = (
@@ -41,20 +42,10 @@ def validate(params: SamplingParams) -> None:
     Normal forms: numbers are plain `int` and `float`; `stop`, `stop_token_ids` and `bad_words` are lists (empty when
     absent); the keys of `logit_bias` are ints; `top_k` -1 becomes 0 (off); `seed` -1 becomes None (drawn at admission).
     """
-    _integer(params, "n", 1, MAX_N)
-    _integer(params, "max_tokens", 0, INT32_MAX, optional=True)
-    _integer(params, "min_tokens", 0, INT32_MAX)
-    _integer(params, "seed", -(2**63), 2**64 - 1, optional=True)
-    _number(params, "temperature", 0, 100)
-    _number(params, "top_p", 0, 1)
-    _number(params, "min_p", 0, 1)
-    _number(params, "presence_penalty", -2, 2)
-    _number(params, "frequency_penalty", -2, 2)
-    _number(params, "repetition_penalty", 0.01, 100)
-    _integer(params, "top_k", -1, INT32_MAX)
-    _integer(params, "logprobs", -1, INT32_MAX, optional=True)
-    _integer(params, "prompt_logprobs", -1, INT32_MAX, optional=True)
-    _integer(params, "truncate_prompt_tokens", -1, INT32_MAX, optional=True)
+    for name, (low, high) in INTEGER_RANGES.items():
+        _integer(params, name, low, high, optional=name in _OPTIONAL)
+    for name, (least, most) in NUMBER_RANGES.items():
+        _number(params, name, least, most)
     for name in _BOOLEANS:
         if not isinstance(getattr(params, name), bool):
             _refuse(name, getattr(params, name), "true or false")
