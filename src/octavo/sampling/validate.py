@@ -23,6 +23,8 @@ MAX_BEAM_WIDTH = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters: the detokenizer holds back up to this much text
 MAX_BAD_WORDS = 1024
+MAX_STOP_TOKEN_IDS = 4096
+MAX_ALLOWED_TOKEN_IDS = 2**18  # the largest vocabularies
 
 _OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"})
 
@@ -52,7 +54,9 @@ def validate(params: SamplingParams) -> None:
     _strings(params, "stop", MAX_STOP_STRINGS)
     _strings(params, "bad_words", MAX_BAD_WORDS)
     stop_token_ids = params.stop_token_ids
-    params.stop_token_ids = _token_ids("stop_token_ids", [] if stop_token_ids is None else stop_token_ids)
+    params.stop_token_ids = _token_ids(
+        "stop_token_ids", [] if stop_token_ids is None else stop_token_ids, MAX_STOP_TOKEN_IDS
+    )
     _allowed_token_ids(params)
     _logit_bias(params)
     _bad_words_token_ids(params)
@@ -158,8 +162,10 @@ def _strings(params: SamplingParams, name: str, max_count: int) -> None:
     setattr(params, name, strings)
 
 
-def _token_ids(name: str, value: Any) -> list[int]:
+def _token_ids(name: str, value: Any, max_count: int = MAX_ALLOWED_TOKEN_IDS) -> list[int]:
     token_ids = _as_list(name, value, "token ids")
+    if len(token_ids) > max_count:
+        raise InvalidRequestError(f"{name} has {len(token_ids)} token ids; at most {max_count} are allowed", param=name)
     for token_id in token_ids:
         _token_id(name, token_id)
     return [int(token_id) for token_id in token_ids]

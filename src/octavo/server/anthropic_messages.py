@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +19,8 @@ from octavo.request import CompletionOutput, RequestOutput, SamplingParams
 from octavo.server.body import read_json
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.fields import mapping, parse, refuse
-from octavo.server.generation import Call, renamed, sampling_params
-from octavo.server.messages import template_prompt
+from octavo.server.generation import Call, beside, renamed, sampling_params
+from octavo.server.messages import is_long, template_prompt
 from octavo.server.protocol_anthropic import (
     AnthropicMessage,
     AnthropicText,
@@ -73,7 +74,8 @@ def _params(front: Front, asked: MessagesRequest) -> SamplingParams:
 
 async def _prompt(front: Front, asked: ConversationFields) -> list[int]:
     _check_tools(asked)
-    messages = plain_conversation(asked, allow_unknown=front.config.allow_unknown_fields)
+    read = partial(plain_conversation, asked, allow_unknown=front.config.allow_unknown_fields)
+    messages = await beside(read, is_long=is_long(front, [{"content": asked.system}, *asked.messages]))
     continued = messages[-1]["role"] == "assistant"
     return await template_prompt(
         front,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,8 +19,8 @@ from octavo.request import CompletionOutput
 from octavo.server.body import read_json
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.fields import parse
-from octavo.server.generation import Call, renamed, sampling_params
-from octavo.server.messages import check_tools, template_prompt
+from octavo.server.generation import Call, beside, renamed, sampling_params
+from octavo.server.messages import check_tools, is_long, template_prompt
 from octavo.server.protocol_responses import ResponsesRequest
 from octavo.server.response_items import input_messages
 from octavo.server.sse import event, open_stream
@@ -40,7 +41,9 @@ async def create(front: Front, request: Request) -> Response:
     with renamed(**_NAMES):
         params = sampling_params(front, asked, max_tokens=asked.max_output_tokens)
     check_tools(asked)
-    messages = input_messages(asked, allow_unknown=front.config.allow_unknown_fields)
+    read = partial(input_messages, asked, allow_unknown=front.config.allow_unknown_fields)
+    items = asked.input if isinstance(asked.input, list) else []
+    messages = await beside(read, is_long=is_long(front, items, "input"))
     prompt = await template_prompt(front, messages, template_variables(asked.chat_template_kwargs))
     front.admit(asked.priority, len(prompt))
     answer = _Answer(
