@@ -157,12 +157,14 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         user: str | None = None,
+        report_progress: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
 
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
-        reader gets several steps in one output. `user` is whom the policy `fair` counts it to. Raises
-        InvalidRequestError, RequestFailedError, EngineDeadError.
+        reader gets several steps in one output. `user` is whom the policy `fair` counts it to. With `report_progress`
+        there are outputs before the first token, one whenever more of the prompt has been computed; the last of them
+        may come with that token. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
         """
         return self._follow(
             lambda: self._inputs.process(
@@ -172,6 +174,7 @@ class AsyncLLM:
                 priority=priority,
                 cache_salt=cache_salt,
                 user=user,
+                reports_progress=report_progress,
             )
         )
 

@@ -44,6 +44,11 @@ def api_key_of_environment() -> str | None:
     return environment("API_KEY") or os.environ.get("VLLM_API_KEY")
 
 
+def responses_store_of_environment() -> bool:
+    """Whether vLLM's name for `enable_responses_store` asks for it."""
+    return os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0").lower() in ("1", "true")
+
+
 def _check_choices(config: Any) -> None:
     for f in dataclasses.fields(config):
         choices, value = f.metadata.get("choices"), getattr(config, f.name)
@@ -227,6 +232,12 @@ class ServerConfig:
     log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
     log_format: str = option("text", "lines of text, or one JSON object a line", choices=("text", "json"))
     response_role: str = option("assistant", "role of chat answers")
+    enable_responses_store: bool = option(
+        False,
+        "keep responses of /v1/responses in memory, for `previous_response_id` (or $VLLM_ENABLE_RESPONSES_API_STORE=1)",
+    )
+    responses_store_size: int = option(1000, "most responses kept; those used longest ago go first", unit="responses")
+    responses_store_bytes: int = option(64 * 1024 * 1024, "most text kept with them", unit="bytes")
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -236,6 +247,8 @@ class ServerConfig:
         _check_range(self, "shutdown_timeout", 0)
         _check_range(self, "client_timeout", 0.001, MAX_TIMEOUT_SECONDS)
         _check_range(self, "max_body_bytes", 1)
+        _check_range(self, "responses_store_size", 1)
+        _check_range(self, "responses_store_bytes", 1)
         _check_range(self, "max_num_queued_reqs", 1)
         _check_range(self, "max_num_queued_tokens", 1)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:

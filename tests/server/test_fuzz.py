@@ -37,7 +37,7 @@ FOUND: tuple[tuple[str, dict[str, Any]], ...] = (
 @pytest.fixture(scope="module", params=["scripted", "control plane"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     scripts = {
-        "scripted": [str(HERE / "scripted_server.py"), "0", "0", "--max-model-len", "64"],
+        "scripted": [str(HERE / "scripted_server.py"), "0", "0", "--max-model-len", "64", "--enable-responses-store"],
         "control plane": [str(HERE / "control_plane_server.py")],
     }
     server = ServerProcess(program=(sys.executable, *scripts[request.param]))

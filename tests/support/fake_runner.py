@@ -286,6 +286,7 @@ def make_request(request_id: str, prompt: list[int], **fields: object) -> Engine
             "arrival_time",
             "fork_of",
             "beams",
+            "reports_progress",
         )
         if name in fields
     }

@@ -104,6 +104,8 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 3, "system": "Be kind.", "temperature": 0.5}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 1, "store": True, "previous_response_id": "resp_1"}),
+    ("/v1/responses/resp_1/cancel", {}),
     (
         "/v1/messages",
         {
@@ -123,7 +125,18 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/abort_requests", {"request_ids": ["cmpl-1", "x"]}),
     ("/reset_prefix_cache", {}),
 )
-READS = ("/health", "/ready", "/version", "/metrics", "/", "/docs", "/openapi.json", "/v1/models", "/v1/models/tiny")
+READS = (
+    "/health",
+    "/ready",
+    "/version",
+    "/metrics",
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/v1/models",
+    "/v1/models/tiny",
+    "/v1/responses/resp_1",
+)
 
 DEPTH = 200
 VALUES: tuple[Any, ...] = (

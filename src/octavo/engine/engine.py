@@ -110,4 +110,6 @@ def as_delta(update: RequestUpdate) -> TokenDelta:
         delta.num_preemptions = request.num_preemptions
         delta.first_scheduled_time = request.first_scheduled_time
         delta.hypotheses = request.hypotheses
+        if request.source.reports_progress and request.num_output_tokens <= 1:
+            delta.num_computed_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
     return delta

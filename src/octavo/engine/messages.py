@@ -19,7 +19,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     `stop_reason` is the stop token's id where one of `stop_token_ids` ended it (stop strings are found by the front
     end, which sees the text). The counts and `first_scheduled_time` come with the first news and with the last ones;
     `prompt_logprobs` with the first: a prompt longer than one step's budget is complete by then. A beam search has no
-    news but its end: `hypotheses`, best first.
+    news but its end: `hypotheses`, best first. `num_computed_tokens` is how much of the prompt is computed, where the
+    request reports it: with the news before its first token, which have nothing else, and with that token.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     first_scheduled_time: float | None = None
     error: str | None = None
     hypotheses: list[BeamHypothesis] | None = None
+    num_computed_tokens: int | None = None
 
 
 # Of SchedulerStats: what is so now. All else counts.

@@ -21,6 +21,7 @@ from octavo.request import (
     EngineRequest,
     FinishReason,
     Logprob,
+    PromptProgress,
     RequestMetrics,
     RequestOutput,
     TokenLogprobs,
@@ -161,11 +162,27 @@ class RequestState:
         self.metrics = RequestMetrics(first.arrival_time)  # of all samples: the first to begin, the last to end
         self.samples = [SampleState(self, source, tokenizer) for source in processed.samples]
         self.num_unfinished = len(self.samples)
+        self._num_computed_tokens = -1  # of the prompt, as far as reported
+        self._new_progress: PromptProgress | None = None
         self._end_taken = False
 
     @property
     def finished(self) -> bool:
         return self.num_unfinished == 0
+
+    def note_progress(self, delta: TokenDelta, now: float) -> None:
+        """A prompt that is computed again, after a preemption or by the next engine, says nothing before it is further
+        than it was."""
+        computed = delta.num_computed_tokens
+        if computed is None or computed <= self._num_computed_tokens:
+            return
+        self._num_computed_tokens = computed
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = delta.num_cached_tokens
+        begin = self.metrics.first_scheduled_time or delta.first_scheduled_time or now
+        self._new_progress = PromptProgress(
+            len(self.prompt_token_ids), self.num_cached_tokens, computed, max(0.0, now - begin)
+        )
 
     def unfold(self, delta: TokenDelta) -> list[tuple[SampleState, TokenDelta]]:
         """The end of a beam search is news for all its samples: each with its own."""
@@ -189,11 +206,12 @@ class RequestState:
             return None
         if kind == "delta":
             outputs = [output for sample in self.samples if (output := sample.take_delta()) is not None]
-            if not outputs:
+            if not outputs and self._new_progress is None:
                 return None
         else:
             outputs = [sample.output() for sample in self.samples]
         self._end_taken = self.finished
+        progress, self._new_progress = self._new_progress, None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -205,6 +223,7 @@ class RequestState:
             metrics=self.metrics,
             seed=self.seed,
             error=self.error,
+            prompt_progress=progress,
         )
 
 
@@ -314,10 +333,12 @@ class OutputProcessor:
     @staticmethod
     def _note_times(sample: SampleState, delta: TokenDelta, now: float, news: StepNews) -> None:
         if not delta.token_ids:
+            sample.request.note_progress(delta, now)
             return
         news.num_output_tokens += len(delta.token_ids)
         if sample.last_token_time is None:
             sample.first_token_time = now
+            sample.request.note_progress(delta, now)
             metrics = sample.request.metrics
             metrics.first_token_time = metrics.first_token_time or now
             if sample.source.sample_index == 0:

@@ -19,6 +19,8 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from octavo.server.errors import openai_record
+
 logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 256  # vLLM's bound; browsers behind chains of proxies send some 40
@@ -139,11 +141,11 @@ class Connection(HttpToolsProtocol):
         if not self._may_answer():
             self.transport.close()
             return
-        status, kind, code = 400, "BadRequestError", "invalid_http"
+        status, code = 400, "invalid_http"
         if self._head_too_large:
-            status, kind, code = 431, "RequestHeaderFieldsTooLargeError", "head_too_large"
+            status, code = 431, "head_too_large"
             msg = f"the head of a request has at most {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
-        body = msgspec.json.encode({"error": {"message": msg, "type": kind, "param": None, "code": code}})
+        body = msgspec.json.encode(openai_record(msg, status=status, code=code))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

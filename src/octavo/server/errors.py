@@ -29,6 +29,7 @@ _TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    431: "RequestHeaderFieldsTooLargeError",
     499: "RequestAbortedError",
     503: "ServiceUnavailableError",
 }
@@ -82,6 +83,10 @@ def error_record(
         kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         error = {"type": kind, "message": message}
         return {"type": "error", "error": error, "request_id": scope.get("octavo.request_id")}
+    return openai_record(message, status=status, param=param, code=code)
+
+
+def openai_record(message: str, *, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import ContextLengthError
-from octavo.server.fields import refuse
+from octavo.errors import ContextLengthError, refuse
 from octavo.server.generation import beside, encode
 from octavo.server.protocol import TemplateFields
 from octavo.server.protocol_responses import ResponsesRequest

@@ -11,11 +11,17 @@ from hashlib import blake2b
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.config import ServerConfig
 from octavo.errors import InvalidRequestError
 from octavo.server.errors import AuthenticationError, error_response, speaks_anthropic
 from octavo.server.protocol import MAX_ID_LENGTH
 
-OPEN_ROUTES = frozenset({"/", "/health", "/ready"})  # the page at / is the same for everybody; what it shows is not
+_OPEN_ROUTES = frozenset({"/", "/health", "/ready"})  # the page at / is the same for everybody; what it shows is not
+
+
+def open_routes(config: ServerConfig) -> frozenset[str]:
+    """Those that need no key, where there are keys."""
+    return _OPEN_ROUTES if config.metrics_auth else _OPEN_ROUTES | {"/metrics"}
 
 
 class RootPath:

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo import __version__
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig, ServerConfig, responses_store_of_environment
 from octavo.errors import OctavoError
 from octavo.server.keys import load_keys
 from octavo.server.listener import BACKLOG, check_certificate, listening
@@ -47,7 +47,11 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     EngineDeadError where the engine cannot be kept alive (exit code 1). A log for programs tells of them instead."""
     set_up_logs(server_config)
     try:
-        server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
+        server_config = dataclasses.replace(
+            server_config,
+            api_key=load_keys(server_config),
+            enable_responses_store=server_config.enable_responses_store or responses_store_of_environment(),
+        )
         check_certificate(server_config)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(engine_config, server_config))
