@@ -30,6 +30,7 @@ FOUND: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": {"self": 1}}),
     ("/v1/completions", {"prompt": "a", "use_beam_search": True, "beam_width": 2, "early_stopping": 1}),
     ("/v1/completions", {"prompt": "a", "use_beam_search": True, "beam_width": 2, "early_stopping": 0.0}),
+    ("/v1/completions", {"prompt": [5], "max_tokens": 2, "min_tokens": 1, "stop_token_ids": list(range(13))}),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": {"add_special_tokens": 1}}),
 )
 

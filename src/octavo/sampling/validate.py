@@ -99,15 +99,16 @@ def validate_for_model(
             continue
         if (num_vocab_tokens if wanted == -1 else wanted) > max_logprobs:
             refuse(name, wanted, f"at most {max_logprobs} (--max-logprobs)")
-    if params.allowed_token_ids is not None:
-        banned = {words[0] for words in params.bad_words_token_ids or () if len(words) == 1}
-        if params.min_tokens > 0:
-            banned.update(params.stop_token_ids or ())
-            if not params.ignore_eos:
-                banned.update(eos_token_ids)
-        if banned.issuperset(params.allowed_token_ids):
-            allowed = "token ids of which bad_words and min_tokens leave at least one"
-            refuse("allowed_token_ids", params.allowed_token_ids, allowed)
+    banned = {words[0] for words in params.bad_words_token_ids or () if len(words) == 1}
+    if params.min_tokens > 0:
+        banned.update(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            banned.update(eos_token_ids)
+    left = "token ids of which bad_words and min_tokens leave at least one"
+    if params.allowed_token_ids is not None and banned.issuperset(params.allowed_token_ids):
+        refuse("allowed_token_ids", params.allowed_token_ids, left)
+    if len(banned) >= num_vocab_tokens and banned.issuperset(range(num_vocab_tokens)):
+        refuse("stop_token_ids" if params.stop_token_ids else "bad_words", sorted(banned), left)
 
 
 def _is_integer(value: Any) -> bool:
