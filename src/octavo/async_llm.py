@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
@@ -70,17 +71,26 @@ class AsyncLLM:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, client: EngineClient | None = None, *, model_name: str | None = None
+        cls,
+        config: EngineConfig,
+        client: EngineClient | None = None,
+        *,
+        model_name: str | None = None,
+        log_options: tuple[str, str] | None = None,
     ) -> AsyncLLM:
         """Start the engine (if no `client` is given, in a process of its own, which is started again when it dies or
         hangs) and read the tokenizer meanwhile.
 
-        `model_name` is the metrics' label. Raises ConfigError, CheckpointError, EngineDeadError; nothing is left then.
+        `model_name` is the metrics' label. `log_options`, of the engine's process: log_format and log_level, as in
+        ServerConfig; None: its warnings go to stderr as they are. Raises ConfigError, CheckpointError, EngineDeadError;
+        nothing is left then.
         """
         if client is None:
+            from octavo.engine.client import ENGINE_COMMAND, ProcessClient
             from octavo.engine.supervisor import SupervisedClient
 
-            client = supervised = SupervisedClient(config)
+            make_client = partial(ProcessClient, command=(*ENGINE_COMMAND, *(log_options or ())))
+            client = supervised = SupervisedClient(config, make_client=make_client)
             supervised.launch()  # before the first await: the caller's own imports may go on beside it
         tasks = starting, loading = (
             asyncio.create_task(client.start()),

@@ -10,7 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from octavo.core.picture import Picture as Picture
+from octavo.core.store import StoreCounts
 from octavo.request import BeamHypothesis, FinishReason, TokenLogprobs
+
+
+def callers_id(request_id: str) -> str:
+    """A caller's name for the request that the engine calls so (`InputProcessor` adds a number to it)."""
+    return request_id.rpartition("#")[0] or request_id
 
 
 class TokenDelta(msgspec.Struct, array_like=True):
@@ -56,11 +62,14 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     external_prefix_cache_queries: int = 0  # tokens not in the KV cache, looked up on disk
     external_prefix_cache_hits: int = 0
     num_restarts: int = 0  # of the engine's process
+    store: StoreCounts | None = None  # of the prefix cache's disk tier, where there is one
 
     def following(self, earlier: SchedulerStats) -> SchedulerStats:
         """This picture, of an engine that has taken another's place: the counters go on from `earlier`."""
-        counters = set(self.__struct_fields__) - GAUGES
-        return replace(self, **{name: getattr(earlier, name) + getattr(self, name) for name in counters})
+        counters = set(self.__struct_fields__) - GAUGES - {"store"}
+        sums = {name: getattr(earlier, name) + getattr(self, name) for name in counters}
+        store = earlier.store if self.store is None else self.store.following(earlier.store or StoreCounts())
+        return replace(self, store=store, **sums)
 
 
 @dataclass(slots=True)
@@ -78,6 +87,7 @@ class EngineInfo:
     max_num_seqs: int
     arithmetic: str = ""  # for people: how the weights are kept and multiplied
     cache_config: dict[str, str] = field(default_factory=dict)  # labels of vllm:cache_config_info
+    loading: str = ""  # where the weights come from and what that took, for people
 
 
 class EngineReply(msgspec.Struct, array_like=True):

@@ -234,7 +234,8 @@ class StepNews:
     updated: list[RequestState] = field(default_factory=list)
     to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
     finished: list[SampleState] = field(default_factory=list)
-    num_prompt_tokens: int = 0  # of the requests that got their first token
+    num_prompt_tokens: int = 0  # of the requests that got their first token …
+    num_cached_tokens: int = 0  # … and of these, those found in a cache
     num_output_tokens: int = 0
     times_to_first_token: list[float] = field(default_factory=list)  # seconds
     inter_token_latencies: list[float] = field(default_factory=list)  # seconds
@@ -317,9 +318,10 @@ class OutputProcessor:
                 request.prompt_logprobs = [None, *(as_logprob_dict(e, token_text) for e in delta.prompt_logprobs)]
             return sample.apply(delta, token_text)
         except Exception as error:
-            logger.exception("request %s failed while its text was made", delta.request_id)
+            about = {"request_id": request.request_id}
+            logger.exception("request %s failed while its text was made", request.request_id, extra=about)
             sample.finish_reason, sample.stop_reason = FinishReason.ERROR, None
-            request.error = request.error or f"{type(error).__name__}: {error}"
+            request.error = request.error or f"its text could not be made ({type(error).__name__})"
             return delta.finish_reason is None
 
     def _finish(self, sample: SampleState, now: float) -> None:
@@ -342,7 +344,9 @@ class OutputProcessor:
             metrics = sample.request.metrics
             metrics.first_token_time = metrics.first_token_time or now
             if sample.source.sample_index == 0:
-                news.num_prompt_tokens += len(sample.source.prompt_token_ids)
+                num_prompt_tokens = len(sample.source.prompt_token_ids)
+                news.num_prompt_tokens += num_prompt_tokens
+                news.num_cached_tokens += min(delta.num_cached_tokens, num_prompt_tokens)
             news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
         else:
             news.inter_token_latencies.append(max(0.0, now - sample.last_token_time))

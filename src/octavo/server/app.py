@@ -33,8 +33,9 @@ from octavo.server import (
 )
 from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_error
 from octavo.server.front import Front
+from octavo.server.http_metrics import HttpMetrics
 from octavo.server.middleware import ApiKey, RequestId, RootPath, open_routes
-from octavo.server.openapi import Handler, Operation
+from octavo.server.openapi import Operation
 from octavo.server.protocol import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.protocol_anthropic import CountTokensRequest, MessagesRequest
 from octavo.server.protocol_responses import ResponsesRequest
@@ -79,8 +80,8 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     """An ASGI application; `app.state.front` is what its handlers share."""
     front = Front(llm, config)
     app = Starlette(
-        routes=[Route(each.path, _endpoint(each.handler, front), methods=[each.method]) for each in ROUTES],
-        middleware=_middleware(config),
+        routes=[Route(each.path, _endpoint(each, front), methods=[each.method]) for each in ROUTES],
+        middleware=_middleware(llm, config),
         exception_handlers={
             OctavoError: on_octavo_error,
             HTTPException: on_http_error,
@@ -93,17 +94,18 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     return app
 
 
-def _endpoint(handler: Handler, front: Front) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(operation: Operation, front: Front) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await handler(front, request)
+        request.scope["octavo.route"] = operation.path
+        return await operation.handler(front, request)
 
     return endpoint
 
 
-def _middleware(config: ServerConfig) -> list[Middleware]:
+def _middleware(llm: AsyncLLM, config: ServerConfig) -> list[Middleware]:
     """Outermost first."""
     stack = [Middleware(RootPath, config.root_path)] if config.root_path else []
-    stack.append(Middleware(RequestId))
+    stack += [Middleware(HttpMetrics, llm.metrics.registry), Middleware(RequestId)]
     if config.allowed_origins:
         stack.append(
             Middleware(

@@ -159,8 +159,13 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused:  # it is we who do not read: an answer before this one is still on its way
             self._reading.begin()
             return
-        logger.info("a client stopped in the middle of a request; its connection is closed")
+        logger.info("a client stopped in the middle of a request; its connection is closed", extra=self._about)
         self.transport.abort()
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """Which request a line of the log is about, where that is known yet."""
+        return {"request_id": None if self.cycle is None else self.cycle.scope.get("octavo.request_id")}
 
     # Writing
 
@@ -193,7 +198,7 @@ class Connection(HttpToolsProtocol):
         if num_bytes < self._unread_bytes:  # slow, but it reads
             self._watch_writing()
             return
-        logger.info("a client stopped reading its answer; its connection is closed")
+        logger.info("a client stopped reading its answer; its connection is closed", extra=self._about)
         self.transport.abort()
 
 

@@ -20,6 +20,7 @@ from octavo.errors import EngineDeadError, InvalidRequestError, NotFoundError, Q
 from octavo.server.errors import ClientGoneError, ShuttingDownError
 from octavo.server.live import Live
 from octavo.server.response_store import ResponseStore
+from octavo.server.traces import Tracer
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -52,6 +53,8 @@ class Front:
         self.responses: ResponseStore | None = None  # without --enable-responses-store none are kept
         if config.enable_responses_store:
             self.responses = ResponseStore(config.responses_store_size, config.responses_store_bytes)
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self.model_names[0])
         self._calls: dict[str, LiveCall] = {}  # by their ids
         self._work: set[asyncio.Future[Any]] = set()
         self._stopped = False
@@ -76,9 +79,11 @@ class Front:
             )
         limit = self.config.max_num_queued_reqs
         if limit is not None and self._num_waiting() >= limit:
+            self.llm.metrics.count_rejection("max_num_queued_reqs")
             raise QueueFullError(f"{limit} requests are already waiting (--max-num-queued-reqs)")
         limit = self.config.max_num_queued_tokens
         if limit is not None and (waiting := self.llm.num_unanswered_tokens) and waiting + num_tokens > limit:
+            self.llm.metrics.count_rejection("max_num_queued_tokens")
             raise QueueFullError(
                 f"{waiting} prompt tokens are already waiting, and this call has {num_tokens}; "
                 f"at most {limit} may wait (--max-num-queued-tokens)"

@@ -20,6 +20,7 @@ from octavo.request import BeamSearchParams, PromptProgress, RequestOutput, Samp
 from octavo.server import answers
 from octavo.server.front import Front, LiveCall, engine_request_ids
 from octavo.server.protocol import CallFields, GenerationFields
+from octavo.server.request_log import logged
 from octavo.server.timings import Timings
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class Call:
             num_prompts=len(self.prompts),
             key_name=self.scope.get("octavo.key_name"),
         )
-        with self.front.call_id(prefix, live) as self.call_id:
+        with self.front.call_id(prefix, live) as self.call_id, logged(self):
             yield
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -165,8 +166,13 @@ class Call:
             await queue.put((index, None))
 
     def _request(self, index: int) -> AsyncGenerator[RequestOutput, None]:
-        llm, prompt, params = self.front.llm, self.prompts[index], self.params
         request_id = engine_request_ids(self.call_id, len(self.prompts))[index]
+        outputs = self._outputs_of(self.prompts[index], request_id)
+        tracer = self.front.tracer
+        return outputs if tracer is None else tracer.follow(outputs, self.scope, request_id, self.params)
+
+    def _outputs_of(self, prompt: list[int], request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        llm, params = self.front.llm, self.params
         asked: dict[str, Any] = {
             "priority": self.asked.priority,
             "cache_salt": self.asked.cache_salt,
