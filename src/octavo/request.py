@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +22,29 @@ class RequestOutputKind:
     CUMULATIVE: OutputKind = "cumulative"
     DELTA: OutputKind = "delta"
     FINAL_ONLY: OutputKind = "final_only"
+
+
+INT32_MAX = 2**31 - 1  # token ids and counts cross into the kernels as int32
+
+# Of the fields of SamplingParams that are one number: the least and the largest.
+INTEGER_RANGES: Mapping[str, tuple[int, int]] = {
+    "n": (1, 128),
+    "max_tokens": (0, INT32_MAX),
+    "min_tokens": (0, INT32_MAX),
+    "seed": (-(2**63), 2**64 - 1),
+    "top_k": (-1, INT32_MAX),
+    "logprobs": (-1, INT32_MAX),
+    "prompt_logprobs": (-1, INT32_MAX),
+    "truncate_prompt_tokens": (-1, INT32_MAX),
+}
+NUMBER_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -147,6 +147,19 @@ async def test_a_refused_request_is_told_apart():
         assert deltas["small"].finish_reason == FinishReason.LENGTH
 
 
+async def test_a_record_that_cannot_be_read_ends_its_request_alone():
+    async with started() as client:
+        broken = make_request("broken", [1], max_tokens=1)
+        broken.params.top_p = "most"  # type: ignore[assignment]  # past all checks
+        client.add_request(broken)
+        client.add_request(make_request("small", [1], max_tokens=1))
+        deltas = {}
+        while len(deltas) < 2:
+            deltas |= {delta.request_id: delta for delta in await client.receive()}
+        assert deltas["broken"].finish_reason == FinishReason.ERROR and "top_p" in (deltas["broken"].error or "")
+        assert deltas["small"].finish_reason == FinishReason.LENGTH
+
+
 async def test_a_start_that_fails_has_the_engines_own_error(temporary_folder):
     client = make_client(error="tensor model.norm.weight is missing")
     with pytest.raises(CheckpointError, match=r"^tensor model\.norm\.weight is missing$"):

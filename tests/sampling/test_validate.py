@@ -154,3 +154,12 @@ def test_params_load_no_heavy_library() -> None:
         "import sys; from octavo.request import SamplingParams; SamplingParams(); assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_masks_that_leave_nothing_of_the_vocabulary_are_refused() -> None:
+    for fields in ({"stop_token_ids": [0, 1, 2, 3]}, {"bad_words_token_ids": [[0], [1], [2], [3]]}):
+        params = SamplingParams(min_tokens=1, **fields)
+        with pytest.raises(InvalidRequestError, match="leave at least one"):
+            validate_for_model(params, num_vocab_tokens=4, max_logprobs=20)
+        validate_for_model(params, num_vocab_tokens=5, max_logprobs=20)
+    validate_for_model(SamplingParams(stop_token_ids=[0, 1, 2, 3]), num_vocab_tokens=4, max_logprobs=20)

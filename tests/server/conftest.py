@@ -15,6 +15,7 @@ from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig, ServerConfig
 from octavo.server.app import create_app
 from octavo.text.chat_template import load_chat_template
+from octavo.text.tokenizer import Tokenizer
 from support.fake_runner import make_engine
 from support.front import LocalClient, small_front_end, small_tokenizer
 from support.scripted_engine import ScriptedEngine, scripted_llm
@@ -72,10 +73,15 @@ async def serve() -> AsyncIterator[Serve]:
         chat_template: bool = True,
         defaults: dict[str, Any] | None = None,
         engine_options: dict[str, Any] | None = None,
+        tokenizer: Tokenizer | None = None,
         **server_options: Any,
     ) -> Harness:
         llm, engine = scripted_llm(
-            max_model_len=max_model_len, chat_template=chat_template, defaults=defaults, **(engine_options or {})
+            max_model_len=max_model_len,
+            chat_template=chat_template,
+            defaults=defaults,
+            tokenizer=tokenizer,
+            **(engine_options or {}),
         )
         harnesses.append(Harness(llm, engine, ServerConfig(**server_options)))
         return harnesses[-1]

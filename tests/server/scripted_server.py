@@ -16,7 +16,8 @@ from support.scripted_engine import scripted_llm
 
 async def start(*args: Any, **options: Any) -> AsyncLLM:
     await asyncio.sleep(float(sys.argv[2]))
-    llm, engine = scripted_llm(max_model_len=4096)
+    config = args[0]
+    llm, engine = scripted_llm(max_model_len=config.max_model_len or 4096)
     engine.step_seconds = float(sys.argv[1])
     return llm
 

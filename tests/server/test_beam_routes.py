@@ -59,6 +59,7 @@ async def test_a_chat_searches_the_rest_of_the_context(serve_engine):
         ({"use_beam_search": True, "beam_width": 9}, "beam_width"),  # more than max_num_seqs
         ({"use_beam_search": True, "length_penalty": "1"}, "length_penalty"),
         ({"use_beam_search": True, "early_stopping": "maybe"}, "early_stopping"),
+        ({"use_beam_search": True, "early_stopping": 1}, "early_stopping"),  # once ended the engine's process
         ({"use_beam_search": True, "top_p": 0.9}, "top_p"),
         ({"use_beam_search": True, "stop": "x"}, "stop"),
     ],

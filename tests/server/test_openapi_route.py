@@ -45,7 +45,14 @@ def test_fields_have_their_types():
     properties = schema["properties"]
     assert schema["required"] == ["messages"]
     assert properties["stream"] == {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": False}
-    assert properties["temperature"] == {"anyOf": [{"type": "number"}, {"type": "null"}]}
+    assert properties["temperature"] == {"anyOf": [{"type": "number", "minimum": 0, "maximum": 100}, {"type": "null"}]}
+    assert properties["max_tokens"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+    assert properties["messages"] == {
+        "type": "array",
+        "items": {"type": "object"},
+        "minItems": 1,
+        "description": "a list of at least one message",
+    }
     assert properties["stream_options"]["anyOf"][0] == {"$ref": "#/components/schemas/StreamOptions"}
     assert properties["response_format"]["enum"] == [None, {"type": "text"}]
     text_or_ids = SCHEMAS["CompletionRequest"]["properties"]["prompt"]["anyOf"]

@@ -64,7 +64,8 @@ def sample(source: EngineRequest, newest_kv: int, num_output_tokens: int) -> int
         masked |= set(source.params.stop_token_ids or ())
         masked |= set() if source.params.ignore_eos else set(source.eos_token_ids)
     allowed = [token_id for token_id in range(VOCAB_SIZE) if token_id not in masked]
-    draw = zlib.crc32(array("q", [newest_kv, source.seed, source.sample_index]).tobytes())
+    seed = (source.seed + 2**63) % 2**64 - 2**63  # as an int64
+    draw = zlib.crc32(array("q", [newest_kv, seed, source.sample_index]).tobytes())
     return allowed[draw % len(allowed)]
 
 

@@ -197,10 +197,11 @@ def scripted_llm(
     max_model_len: int = 256,
     chat_template: bool = True,
     defaults: dict[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
     **engine_options: Any,
 ) -> tuple[AsyncLLM, ScriptedEngine]:
     """To be called in the event loop that it is to live in."""
-    tokenizer = scripted_tokenizer()
+    tokenizer = tokenizer or scripted_tokenizer()
     engine = ScriptedEngine(tokenizer, max_model_len)
     front_end = FrontEnd(
         tokenizer=tokenizer,

@@ -109,6 +109,12 @@ class AbortRequests:
     request_ids: list[str]
 
 
+class Named(msgspec.Struct):
+    """What there is to know of an EngineRequest of which nothing else can be read."""
+
+    request_id: str
+
+
 class MessageKind(enum.Enum):
     """The first byte of a message to an engine process; the rest is the body."""
 

@@ -23,7 +23,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.frames import FrameReader, frame
 from octavo.engine.logs import set_up_logs
-from octavo.engine.messages import AbortRequests, EngineReply, MessageKind, TokenDelta
+from octavo.engine.messages import AbortRequests, EngineReply, MessageKind, Named, TokenDelta
 from octavo.errors import OctavoError
 from octavo.request import EngineRequest, FinishReason
 
@@ -68,12 +68,12 @@ class EngineLoop:
             kind, body = message[:1], message[1:]
             match MessageKind(kind):
                 case MessageKind.ADD:
-                    request = self._request_decoder.decode(body)
                     try:
-                        self._engine.add_request(request)
-                    except Exception as error:
+                        self._engine.add_request(self._request_decoder.decode(body))
+                    except Exception as error:  # also a record that is none: its request alone ends
                         why = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
-                        deltas.append(TokenDelta(request.request_id, finish_reason=FinishReason.ERROR, error=why))
+                        request_id = msgspec.msgpack.decode(body, type=Named).request_id
+                        deltas.append(TokenDelta(request_id, finish_reason=FinishReason.ERROR, error=why))
                 case MessageKind.ABORT:
                     self._engine.abort(self._abort_decoder.decode(body).request_ids)
                 case MessageKind.RESET_PREFIX_CACHE:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.request import EngineRequest, SamplingParams
+from octavo.request import INT32_MAX, EngineRequest, SamplingParams
 from octavo.sampling.feature import Feature, SamplerRow
-from octavo.sampling.validate import INT32_MAX
 
 
 def native_count(num_logprobs: int) -> int:

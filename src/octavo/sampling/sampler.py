@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo.core.plan import RowResult
 from octavo.errors import RequestFailedError
-from octavo.request import BeamSearchParams, Request, TokenLogprobs
+from octavo.request import INT32_MAX, BeamSearchParams, Request, TokenLogprobs
 from octavo.sampling.allowed_tokens import AllowedTokens
 from octavo.sampling.bad_words import BadWords
 from octavo.sampling.feature import Feature, SamplerRow
@@ -24,7 +24,6 @@ from octavo.sampling.penalties import Penalties
 from octavo.sampling.seed import Seed
 from octavo.sampling.temperature import Temperature
 from octavo.sampling.truncation import Truncation
-from octavo.sampling.validate import INT32_MAX
 
 if TYPE_CHECKING:
     import numpy as np

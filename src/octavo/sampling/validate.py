@@ -1,5 +1,5 @@
-"""What values a SamplingParams may hold. Owns types, ranges and normal forms; every wrong value raises
-InvalidRequestError, which names the field, the value and what is allowed.
+"""What values a SamplingParams may hold. Owns types and normal forms; the ranges stand in request.py. Every wrong value
+raises InvalidRequestError, which names the field, the value and what is allowed.
 
 `validate` knows no model (it runs when a SamplingParams is made); `validate_for_model` checks what only a model
 decides.
@@ -13,16 +13,19 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, cast
 
 from octavo.errors import InvalidRequestError, refuse
+from octavo.request import INT32_MAX, INTEGER_RANGES, NUMBER_RANGES
 
 if TYPE_CHECKING:
     from octavo.request import BeamSearchParams, OutputKind, SamplingParams
 
-MAX_N = 128
 MAX_BEAM_WIDTH = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters: the detokenizer holds back up to this much text
 MAX_BAD_WORDS = 1024
-INT32_MAX = 2**31 - 1  # token ids and counts cross into the kernels as int32
+MAX_STOP_TOKEN_IDS = 4096
+MAX_ALLOWED_TOKEN_IDS = 2**18  # the largest vocabularies
+
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"})
 
 _OUTPUT_KINDS = ("cumulative", "delta", "final_only")
 _BOOLEANS = (
@@ -40,27 +43,19 @@ def validate(params: SamplingParams) -> None:
     Normal forms: numbers are plain `int` and `float`; `stop`, `stop_token_ids` and `bad_words` are lists (empty when
     absent); the keys of `logit_bias` are ints; `top_k` -1 becomes 0 (off); `seed` -1 becomes None (drawn at admission).
     """
-    _integer(params, "n", 1, MAX_N)
-    _integer(params, "max_tokens", 0, INT32_MAX, optional=True)
-    _integer(params, "min_tokens", 0, INT32_MAX)
-    _integer(params, "seed", -(2**63), 2**64 - 1, optional=True)
-    _number(params, "temperature", 0, 100)
-    _number(params, "top_p", 0, 1)
-    _number(params, "min_p", 0, 1)
-    _number(params, "presence_penalty", -2, 2)
-    _number(params, "frequency_penalty", -2, 2)
-    _number(params, "repetition_penalty", 0.01, 100)
-    _integer(params, "top_k", -1, INT32_MAX)
-    _integer(params, "logprobs", -1, INT32_MAX, optional=True)
-    _integer(params, "prompt_logprobs", -1, INT32_MAX, optional=True)
-    _integer(params, "truncate_prompt_tokens", -1, INT32_MAX, optional=True)
+    for name, (low, high) in INTEGER_RANGES.items():
+        _integer(params, name, low, high, optional=name in _OPTIONAL)
+    for name, (least, most) in NUMBER_RANGES.items():
+        _number(params, name, least, most)
     for name in _BOOLEANS:
         if not isinstance(getattr(params, name), bool):
             refuse(name, getattr(params, name), "true or false")
     _strings(params, "stop", MAX_STOP_STRINGS)
     _strings(params, "bad_words", MAX_BAD_WORDS)
     stop_token_ids = params.stop_token_ids
-    params.stop_token_ids = _token_ids("stop_token_ids", [] if stop_token_ids is None else stop_token_ids)
+    params.stop_token_ids = _token_ids(
+        "stop_token_ids", [] if stop_token_ids is None else stop_token_ids, MAX_STOP_TOKEN_IDS
+    )
     _allowed_token_ids(params)
     _logit_bias(params)
     _bad_words_token_ids(params)
@@ -77,7 +72,7 @@ def validate_beams(params: BeamSearchParams) -> None:
     for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
         if not isinstance(getattr(params, name), bool):
             refuse(name, getattr(params, name), "true or false")
-    if params.early_stopping not in (True, False, "never"):
+    if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":  # 1 is not true
         refuse("early_stopping", params.early_stopping, "true, false or 'never'")
 
 
@@ -104,15 +99,16 @@ def validate_for_model(
             continue
         if (num_vocab_tokens if wanted == -1 else wanted) > max_logprobs:
             refuse(name, wanted, f"at most {max_logprobs} (--max-logprobs)")
-    if params.allowed_token_ids is not None:
-        banned = {words[0] for words in params.bad_words_token_ids or () if len(words) == 1}
-        if params.min_tokens > 0:
-            banned.update(params.stop_token_ids or ())
-            if not params.ignore_eos:
-                banned.update(eos_token_ids)
-        if banned.issuperset(params.allowed_token_ids):
-            allowed = "token ids of which bad_words and min_tokens leave at least one"
-            refuse("allowed_token_ids", params.allowed_token_ids, allowed)
+    banned = {words[0] for words in params.bad_words_token_ids or () if len(words) == 1}
+    if params.min_tokens > 0:
+        banned.update(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            banned.update(eos_token_ids)
+    left = "token ids of which bad_words and min_tokens leave at least one"
+    if params.allowed_token_ids is not None and banned.issuperset(params.allowed_token_ids):
+        refuse("allowed_token_ids", params.allowed_token_ids, left)
+    if len(banned) >= num_vocab_tokens and banned.issuperset(range(num_vocab_tokens)):
+        refuse("stop_token_ids" if params.stop_token_ids else "bad_words", sorted(banned), left)
 
 
 def _is_integer(value: Any) -> bool:
@@ -162,8 +158,10 @@ def _strings(params: SamplingParams, name: str, max_count: int) -> None:
     setattr(params, name, strings)
 
 
-def _token_ids(name: str, value: Any) -> list[int]:
+def _token_ids(name: str, value: Any, max_count: int = MAX_ALLOWED_TOKEN_IDS) -> list[int]:
     token_ids = _as_list(name, value, "token ids")
+    if len(token_ids) > max_count:
+        raise InvalidRequestError(f"{name} has {len(token_ids)} token ids; at most {max_count} are allowed", param=name)
     for token_id in token_ids:
         _token_id(name, token_id)
     return [int(token_id) for token_id in token_ids]

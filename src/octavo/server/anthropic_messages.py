@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -19,8 +20,8 @@ from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.exchange import json_response, read, respond
 from octavo.server.fields import mapping, parse
-from octavo.server.generation import Call, renamed, sampling_params
-from octavo.server.messages import template_prompt
+from octavo.server.generation import Call, beside, renamed, sampling_params
+from octavo.server.messages import is_long, template_prompt
 from octavo.server.protocol_anthropic import (
     AnthropicMessage,
     AnthropicText,
@@ -69,14 +70,15 @@ def _params(front: Front, asked: MessagesRequest) -> SamplingParams:
 
 async def _prompt(front: Front, asked: ConversationFields) -> list[int]:
     _check_tools(asked)
-    messages = plain_conversation(asked, allow_unknown=front.config.allow_unknown_fields)
+    convert = partial(plain_conversation, asked, allow_unknown=front.config.allow_unknown_fields)
+    messages = await beside(convert, is_long=is_long(front, [{"content": asked.system}, *asked.messages]))
     continued = messages[-1]["role"] == "assistant"
     return await template_prompt(
         front,
         messages,
+        template_variables(asked.chat_template_kwargs),
         add_generation_prompt=not continued,
         continue_final_message=continued,
-        **template_variables(asked.chat_template_kwargs),
     )
 
 

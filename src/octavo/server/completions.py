@@ -26,6 +26,8 @@ from octavo.server.sse import DONE, event
 if TYPE_CHECKING:
     from octavo.server.front import Front
 
+MAX_CHOICES = 2048  # of all prompts together; each is a request to the engine
+
 
 async def create(front: Front, request: Request) -> Response:
     """Completes prompts, or scores them."""
@@ -34,6 +36,8 @@ async def create(front: Front, request: Request) -> Response:
     check_stream(asked)
     params = _params(front, asked)
     prompts = await read_prompts(front, "prompt", asked.prompt, add_special_tokens=asked.add_special_tokens)
+    if len(prompts) * params.n > MAX_CHOICES:
+        refuse("n", params.n, f"at most {MAX_CHOICES // len(prompts)} for {len(prompts)} prompts")
     room = front.llm.info.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
     beams = beam_search_params(asked, params, room)
     front.admit(asked.priority, sum(len(each.token_ids) for each in prompts))

@@ -92,13 +92,24 @@ def string(name: str, value: Any) -> Any:
     return value
 
 
+@dataclasses.dataclass(frozen=True)
+class Limited:
+    """A check that can say, in the words of a JSON schema, what it allows beyond the type."""
+
+    check: Check
+    limits: Mapping[str, Any]
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return self.check(name, value)
+
+
 def short_string(max_length: int) -> Check:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, str) or not 1 <= len(value) <= max_length:
             refuse(name, value, f"a string of 1 to {max_length} characters")
         return value
 
-    return check
+    return Limited(check, {"minLength": 1, "maxLength": max_length})
 
 
 def one_of(*words: str) -> Check:
@@ -107,7 +118,7 @@ def one_of(*words: str) -> Check:
             refuse(name, value, f"one of {', '.join(map(repr, words))}")
         return value
 
-    return check
+    return Limited(check, {"enum": list(words)})
 
 
 def integer(low: int, high: int | None = None) -> Check:
@@ -118,7 +129,7 @@ def integer(low: int, high: int | None = None) -> Check:
             refuse(name, value, allowed)
         return value
 
-    return check
+    return Limited(check, {"minimum": low} if high is None else {"minimum": low, "maximum": high})
 
 
 def number(low: float, high: float) -> Check:
@@ -127,7 +138,7 @@ def number(low: float, high: float) -> Check:
             refuse(name, value, f"a number in [{low}, {high}]")
         return value
 
-    return check
+    return Limited(check, {"minimum": low, "maximum": high})
 
 
 def mapping(name: str, value: Any) -> Any:
@@ -144,7 +155,7 @@ def list_of(kind: type, kinds: str, *, min_length: int = 0) -> Check:
             refuse(name, value, f"a list of {kinds}" + (", not empty" if min_length else ""))
         return value
 
-    return check
+    return Limited(check, {"minItems": min_length} if min_length else {})
 
 
 def anything(name: str, value: Any) -> Any:

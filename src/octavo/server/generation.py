@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Scope
 
@@ -23,6 +23,8 @@ from octavo.server.protocol import CallFields, GenerationFields
 from octavo.server.request_log import logged
 from octavo.server.timings import Timings
 
+T = TypeVar("T")
+
 LONG_TEXT = 16 * 1024  # characters: from here on, tokenising takes milliseconds and leaves the event loop
 
 
@@ -32,9 +34,12 @@ async def encode(front: Front, texts: list[str], *, add_special_tokens: bool) ->
     def encode_all() -> list[list[int]]:
         return [front.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-    if sum(map(len, texts)) < LONG_TEXT:
-        return encode_all()
-    return await asyncio.to_thread(encode_all)
+    return await beside(encode_all, is_long=sum(map(len, texts)) >= LONG_TEXT)
+
+
+async def beside(work: Callable[[], T], *, is_long: bool) -> T:
+    """What it returns. Long work leaves the event loop, which has others to serve."""
+    return await asyncio.to_thread(work) if is_long else work()
 
 
 def sampling_params(front: Front, asked: CallFields, **decided: Any) -> SamplingParams:

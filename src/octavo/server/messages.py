@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import refuse
-from octavo.server.generation import encode
+from octavo.errors import ContextLengthError, refuse
+from octavo.server.generation import beside, encode
 from octavo.server.protocol import TemplateFields
 from octavo.server.protocol_responses import ResponsesRequest
 from octavo.text.chat_template import require_chat_template, template_variables
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
+
+
+MANY_PARTS = 256  # messages and parts: from here on, a template takes milliseconds and leaves the event loop
+MIN_MAX_PARTS = 4096  # as many are always allowed; more, where the context has a token for each
 
 
 async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens: bool) -> list[int]:
@@ -23,20 +29,46 @@ async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens
     return await template_prompt(
         front,
         asked.messages or [],
-        add_special_tokens=add_special_tokens,
+        _template_variables(asked),
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        **_template_variables(asked),
+        add_special_tokens=add_special_tokens,
     )
 
 
 async def template_prompt(
-    front: Front, messages: list[dict[str, Any]], *, add_special_tokens: bool = False, **variables: Any
+    front: Front,
+    messages: list[dict[str, Any]],
+    variables: Mapping[str, Any],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    add_special_tokens: bool = False,
 ) -> list[int]:
-    """The same for messages in OpenAI's shape and the arguments of `ChatTemplate.render`."""
-    text = require_chat_template(front.llm.chat_template).render(messages, **variables)
+    """The same for messages in OpenAI's shape. `variables` are the template's further ones: a client names them, so
+    that none of them may become an argument of ours."""
+    template = require_chat_template(front.llm.chat_template)
+    render = partial(
+        template.render,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **variables,
+    )
+    text = await beside(render, is_long=is_long(front, messages))
     (token_ids,) = await encode(front, [text], add_special_tokens=add_special_tokens)
     return token_ids
+
+
+def is_long(front: Front, messages: Sequence[Any], param: str = "messages") -> bool:
+    """Whether so many messages and parts are better read beside the event loop. Raises ContextLengthError where the
+    context has no room for as many, before anything is done with them."""
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    limit = max(MIN_MAX_PARTS, front.llm.info.max_model_len)
+    if count > limit:
+        raise ContextLengthError(f"{param} has {count} messages and parts; at most {limit} are allowed", param=param)
+    return count >= MANY_PARTS
 
 
 def check_tools(asked: TemplateFields | ResponsesRequest) -> None:

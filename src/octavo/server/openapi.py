@@ -1,7 +1,8 @@
 """GET /openapi.json: the routes, the bodies that they take and what they answer, read off the route table and the
 records of protocol.py and answers.py.
 
-Owns how a record becomes a JSON schema. Ranges are not in it: SamplingParams and the routes check those.
+Owns how a record becomes a JSON schema. Types and ranges of single fields are in it; what one field or the model
+allows another is not: SamplingParams and the routes check that.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.request import SamplingParams
+from octavo.request import INTEGER_RANGES, NUMBER_RANGES, SamplingParams
 from octavo.server import answers
 from octavo.server.errors import speaks_anthropic
 from octavo.server.exchange import json_response
-from octavo.server.fields import Record, required_fields
+from octavo.server.fields import Limited, Record, required_fields
 from octavo.server.middleware import open_routes
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ EVENTS = "text/event-stream"
 
 _NO_OP = "accepted, without effect"
 _LATER = "not supported yet: only a value that asks nothing is accepted"
+_RANGES: Mapping[str, tuple[float, float]] = {**INTEGER_RANGES, **NUMBER_RANGES}
 _PLAIN: Mapping[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 
 
@@ -128,13 +130,16 @@ def _record_schema(record: type[Record], schemas: dict[str, Any]) -> dict[str, A
     for field in dataclasses.fields(record):  # type: ignore[arg-type]  # the subclasses are dataclasses
         if "check" not in field.metadata:
             continue
-        properties[field.name] = _schema(hints[field.name], schemas, nullable=field.name not in required)
+        schema = _schema(hints[field.name], schemas, nullable=field.name not in required)
+        check = field.metadata["check"]
+        properties[field.name] = _within(check.limits, schema) if isinstance(check, Limited) else schema
         if field.name in required:
             properties[field.name]["description"] = required[field.name]
         elif field.default is not None:
             properties[field.name]["default"] = field.default
     for name in sorted(record.SAMPLING):
-        properties[name] = _schema(sampling_hints[name], schemas, nullable=True)
+        limits = {"minimum": _RANGES[name][0], "maximum": _RANGES[name][1]} if name in _RANGES else {}
+        properties[name] = _within(limits, _schema(sampling_hints[name], schemas, nullable=True))
     for name in sorted(record.NO_OPS):
         properties[name] = {"description": _NO_OP}
     for name, idle in sorted(record.LATER.items()):
@@ -174,6 +179,13 @@ def _schema(hint: Any, schemas: dict[str, Any], *, nullable: bool = False) -> di
     if nullable and {} not in options:
         options.append({"type": "null"})
     return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+def _within(limits: Mapping[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """The same, with these limits on what is not null."""
+    if "anyOf" in schema:
+        return {"anyOf": [_within(limits, option) for option in schema["anyOf"]]}
+    return schema if schema.get("type") == "null" else {**schema, **limits}
 
 
 def _plain_schema(hint: Any, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -21,8 +22,8 @@ from octavo.request import CompletionOutput, RequestOutput
 from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.exchange import read, respond
-from octavo.server.generation import Call, renamed, sampling_params
-from octavo.server.messages import check_tools, template_prompt
+from octavo.server.generation import Call, beside, renamed, sampling_params
+from octavo.server.messages import check_tools, is_long, template_prompt
 from octavo.server.protocol_responses import ResponsesRequest
 from octavo.server.response_items import input_messages, output_message, with_instructions
 from octavo.server.response_store import Messages, ResponseStore, Turn
@@ -43,9 +44,12 @@ async def create(front: Front, request: Request) -> Response:
     with renamed(**_NAMES):
         params = sampling_params(front, asked, max_tokens=asked.max_output_tokens)
     check_tools(asked)
-    memory = _Memory.of(front, asked, request.scope.get("octavo.key_name"))
+    convert = partial(input_messages, asked.input, allow_unknown=front.config.allow_unknown_fields)
+    items = asked.input if isinstance(asked.input, list) else []
+    given = await beside(convert, is_long=is_long(front, items, "input"))
+    memory = _Memory.of(front, asked, given, request.scope.get("octavo.key_name"))
     messages = with_instructions(asked.instructions, memory.conversation)
-    prompt = await template_prompt(front, messages, **_template_variables(asked))
+    prompt = await template_prompt(front, messages, _template_variables(asked))
     front.admit(asked.priority, len(prompt))
     call = Call(
         front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=asked.user
@@ -71,7 +75,7 @@ class _Memory:
     key_name: str | None
 
     @classmethod
-    def of(cls, front: Front, asked: ResponsesRequest, key_name: str | None) -> _Memory:
+    def of(cls, front: Front, asked: ResponsesRequest, messages: Messages, key_name: str | None) -> _Memory:
         """Raises InvalidRequestError, and NotFoundError for a `previous_response_id` that is not kept."""
         store, before = front.responses, None
         if store is None and (asked.store or asked.previous_response_id is not None):
@@ -83,7 +87,6 @@ class _Memory:
             )
         if store is not None and asked.previous_response_id is not None:
             before = store.get(asked.previous_response_id, key_name, param="previous_response_id").turn
-        messages = input_messages(asked.input, allow_unknown=front.config.allow_unknown_fields)
         return cls(store=None if asked.store is False else store, before=before, messages=messages, key_name=key_name)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from octavo.errors import InvalidRequestError
 from octavo.server import answers
 from octavo.server.exchange import json_response, read
-from octavo.server.generation import encode
+from octavo.server.generation import LONG_TEXT, beside, encode
 from octavo.server.messages import chat_prompt
 from octavo.server.protocol import DetokenizeRequest, TokenizeRequest
 
@@ -47,5 +48,6 @@ async def detokenize(front: Front, request: Request) -> Response:
     for token_id in asked.tokens:
         if not 0 <= token_id < high:
             raise InvalidRequestError(f"tokens has the id {token_id}; ids must be in [0, {high - 1}]", param="tokens")
-    text = front.llm.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+    decode = partial(front.llm.tokenizer.decode, asked.tokens, skip_special_tokens=False)
+    text = await beside(decode, is_long=len(asked.tokens) >= LONG_TEXT)
     return json_response({"prompt": text})

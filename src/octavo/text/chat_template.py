@@ -71,15 +71,16 @@ class ChatTemplate:
         if continue_final_message:
             _check_continuation(plain, add_generation_prompt)
             plain[-1]["content"] += _END_OF_PREFILL
-        variables = {**self._special_tokens, **kwargs}
+        variables = {
+            **self._special_tokens,
+            **kwargs,
+            "messages": plain,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            text = self._template.render(
-                messages=plain,
-                tools=tools,
-                documents=documents,
-                add_generation_prompt=add_generation_prompt,
-                **variables,
-            )
+            text = self._template.render(variables)  # one argument: a variable may be called `self`
         except _Refusal as error:
             raise ChatTemplateError(str(error), param="messages") from None
         except Exception as error:  # a template is a program: it can fail in any way
