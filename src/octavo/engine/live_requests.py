@@ -72,6 +72,15 @@ class LiveRequests:
     def engine_has_any(self) -> bool:
         return len(self._live) > len(self._outside)
 
+    @property
+    def engine_has_beams(self) -> bool:
+        return any(request.source.beams is not None for request in self._inside())
+
+    @property
+    def num_engine_tokens(self) -> int:
+        """Prompts and outputs of all that the engine has."""
+        return sum(len(request.source.prompt_token_ids) + len(request.token_ids) for request in self._inside())
+
     def add(self, source: EngineRequest) -> None:
         self._live[source.request_id] = self._outside[source.request_id] = LiveRequest(source)
 
