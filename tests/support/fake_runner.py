@@ -285,6 +285,7 @@ def make_request(request_id: str, prompt: list[int], **fields: object) -> Engine
             "arrival_time",
             "fork_of",
             "beams",
+            "output_token_ids",
         )
         if name in fields
     }
