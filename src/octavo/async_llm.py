@@ -162,8 +162,8 @@ class AsyncLLM:
         """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
 
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
-        reader gets several steps in one output; while it does not read at all, its request pauses. `user` is whom the policy `fair` counts it to. Raises
-        InvalidRequestError, RequestFailedError, EngineDeadError.
+        reader gets several steps in one output; while it does not read at all, its request pauses. `user` is whom the
+        policy `fair` counts it to. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
         """
         return self._follow(
             lambda: self._inputs.process(

@@ -255,7 +255,7 @@ async def test_a_process_that_waits_is_closed_without_having_been_used():
 
 async def test_no_process_can_be_started():
     client = ProcessClient(EngineConfig(), command=("/nowhere/python",))
-    with pytest.raises(EngineDeadError, match="no process can be started for the engine .*nowhere"):
+    with pytest.raises(EngineDeadError, match=r"no process can be started for the engine .*nowhere"):
         await client.start()
     assert not client.alive
 

@@ -1,8 +1,8 @@
 """Callers that do not read what their requests say: these leave the engine, and come back when the callers read again.
 
-Owns how much may lie unread, and how a request pauses and goes on. What has been said stays; the rest is a request like
-any other that goes on behind its output (`EngineRequest.output_token_ids`), so its bytes are the same. Meanwhile neither
-blocks nor a seat are held, and what lies here does not grow.
+Owns how much may lie unread, and how a request pauses and goes on. What has been said stays; the rest is a request
+like any other that goes on behind its output (`EngineRequest.output_token_ids`), so its bytes are the same. Meanwhile
+neither blocks nor a seat are held, and what lies here does not grow.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ verdict. Who asks, and what becomes of a bad engine, is supervisor.py's.
     no work            it has requests, and for `timeout` seconds no step computed a token. A long prompt is computed in
                        many steps, those who wait do so for others, and who is swapped gives way to others: all of that
                        computes tokens. Within one step nothing is known, so `timeout` must be longer than any step.
-    work in vain       between two pieces of news (a token or an end, of anybody) an engine computes all that it has once
-                       at most, but for preemptions. After MAX_REPEATS times that it goes round in circles. Not where it
-                       has a beam search, whose only news is its end.
+    work in vain       between two pieces of news (a token or an end, of anybody) an engine computes all that it has
+                       once at most, but for preemptions. After MAX_REPEATS times that it goes round in circles. Not
+                       where it has a beam search, whose only news is its end.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Watch:
             self._has_news = True
 
     def beat(self, requests: LiveRequests, *, was_heard: bool, has_unread: bool) -> str | None:
-        """What is wrong with the engine, if anything is. `was_heard`: something has come from its process since the last
-        beat; `has_unread`: replies wait here, unread."""
+        """What is wrong with the engine, if anything is. `was_heard`: something has come from its process since the
+        last beat; `has_unread`: replies wait here, unread."""
         self._num_silent = 0 if was_heard else self._num_silent + 1
         if not requests.engine_has_any:
             self._num_idle = self._num_in_vain = self._num_to_do = 0
