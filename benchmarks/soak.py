@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
+import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -74,17 +75,15 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "octavo", "serve", model, "--port", str(self.port), *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if "ready on" in line:
-                break
-        else:
-            raise SystemExit("the server did not start")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe that nobody reads would stop the server
+        self.process = subprocess.Popen(command, stderr=self._log)
+        while "ready on" not in self.log():
+            if self.process.poll() is not None:
+                raise SystemExit(self.log())
+            time.sleep(0.05)
 
     def log(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read()
+        return os.pread(self._log.fileno(), 2**26, 0).decode()
 
     def pids(self) -> dict[str, int]:
         """Of the server, its engine, and the process that stands by."""
@@ -253,7 +252,8 @@ async def stopped_readers(port: int, number: int, num_tokens: int) -> list[Clien
     """Clients that have sent a request for a long stream, and read its head and no more."""
     clients = [Client(port, receive_bytes=4096) for _ in range(number)]
     for index, client in enumerate(clients):
-        body = {"prompt": f"{index} the", "max_tokens": num_tokens, "ignore_eos": True, "stream": True, "logprobs": 5}
+        body: dict[str, Any] = {"prompt": f"{index} the", "max_tokens": num_tokens, "ignore_eos": True}
+        body |= {"stream": True, "logprobs": 5, "n": 4}  # more than a socket's buffer takes
         await client.send("/v1/completions", body)
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
     return clients
@@ -444,8 +444,6 @@ def main() -> int:
         report.check("Traceback" not in (log := server.log()), f"the server's log: {log[-2000:]}")
     finally:
         server.process.kill()
-        with contextlib.suppress(ValueError):
-            server.process.stderr.close()  # type: ignore[union-attr]
     print(json.dumps({**report.record, "faults": report.faults}, indent=1, ensure_ascii=False))
     return 1 if report.faults else 0
 

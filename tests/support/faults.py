@@ -1,6 +1,7 @@
 """Faults of an engine process, at a chosen moment: what its next lives are to suffer stands in a file.
 
-`strike` carries one out, in whatever engine; FaultyEngine is the one of `fake_runner` with such a file.
+`strike` carries one out, in whatever engine. FaultyEngine is the one of `fake_runner` with such a file, StruckRunner
+goes around the runner of a real one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.core.plan import StepPlan, StepResult
-from octavo.engine.engine import Engine
+from octavo.core.plan import EvictBlock, StepPlan, StepResult
+from octavo.engine.engine import Engine, Runner
 from octavo.engine.messages import TokenDelta
 from octavo.errors import CheckpointError
 from support.fake_runner import FakeRunner
@@ -82,6 +83,23 @@ class FaultyRunner(FakeRunner):
             for request in (row.request, *row.forks):
                 strike(self.faults, request.request_id, request.num_output_tokens, is_decode=row.num_tokens == 1)
         return super().execute(plan)
+
+
+class StruckRunner:
+    """A real runner, with faults."""
+
+    def __init__(self, runner: Runner, faults: Path) -> None:
+        self.runner = runner
+        self.faults = faults
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for row in plan.scheduled:
+            name = row.request.request_id.removeprefix("cmpl-").partition("#")[0]  # the id that a client gave
+            strike(self.faults, name, row.request.num_output_tokens, is_decode=row.num_tokens == 1)
+        return self.runner.execute(plan)
+
+    def close(self, evictions: Sequence[EvictBlock]) -> None:
+        self.runner.close(evictions)
 
 
 class FaultyEngine(Engine):
