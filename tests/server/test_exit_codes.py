@@ -1,5 +1,5 @@
-"""The exit codes of `octavo serve`, as docs/deploy.md lists them. Those of signals are test_server_process.py's, that of
-an engine which is given up is test_crash_with_model.py's."""
+"""The exit codes of `octavo serve`, as docs/deploy.md lists them. Those of signals are test_server_process.py's, that
+of an engine which is given up is test_crash_with_model.py's."""
 
 from __future__ import annotations
 
