@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
@@ -71,17 +72,26 @@ class AsyncLLM:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, client: EngineClient | None = None, *, model_name: str | None = None
+        cls,
+        config: EngineConfig,
+        client: EngineClient | None = None,
+        *,
+        model_name: str | None = None,
+        log_options: tuple[str, str] | None = None,
     ) -> AsyncLLM:
         """Start the engine (if no `client` is given, in a process of its own, which is started again when it dies or
         hangs) and read the tokenizer meanwhile.
 
-        `model_name` is the metrics' label. Raises ConfigError, CheckpointError, EngineDeadError; nothing is left then.
+        `model_name` is the metrics' label. `log_options`, of the engine's process: log_format and log_level, as in
+        ServerConfig; None: its warnings go to stderr as they are. Raises ConfigError, CheckpointError, EngineDeadError;
+        nothing is left then.
         """
         if client is None:
+            from octavo.engine.client import ENGINE_COMMAND, ProcessClient
             from octavo.engine.supervisor import SupervisedClient
 
-            client = supervised = SupervisedClient(config)
+            make_client = partial(ProcessClient, command=(*ENGINE_COMMAND, *(log_options or ())))
+            client = supervised = SupervisedClient(config, make_client=make_client)
             supervised.launch()  # before the first await: the caller's own imports may go on beside it
         tasks = starting, loading = (
             asyncio.create_task(client.start()),
@@ -158,12 +168,15 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         user: str | None = None,
+        report_progress: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
 
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
         reader gets several steps in one output; while it does not read at all, its request pauses. `user` is whom the
-        policy `fair` counts it to. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
+        policy `fair` counts it to. With `report_progress` there are outputs before the first token, one whenever more
+        of the prompt has been computed; the last of them may come with that token. Raises InvalidRequestError,
+        RequestFailedError, EngineDeadError.
         """
         return self._follow(
             lambda: self._inputs.process(
@@ -173,6 +186,7 @@ class AsyncLLM:
                 priority=priority,
                 cache_salt=cache_salt,
                 user=user,
+                reports_progress=report_progress,
             )
         )
 

@@ -233,7 +233,9 @@ class LLM:
 
 def _final_output(request: RequestState) -> RequestOutput:
     if request.error is not None:
-        logger.error("request %s failed: %s", request.request_id, request.error)
+        logger.error(
+            "request %s failed: %s", request.request_id, request.error, extra={"request_id": request.request_id}
+        )
     output = request.take_output()
     assert output is not None  # it is finished, and nobody has asked before
     return output

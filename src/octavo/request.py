@@ -140,6 +140,7 @@ class EngineRequest:
     fork_of: str | None = None
     beams: BeamSearchParams | None = None
     output_token_ids: list[int] = field(default_factory=list)
+    reports_progress: bool = False  # news after each part of its prompt, until it has an output
 
 
 @dataclass(slots=True, eq=False)
@@ -201,6 +202,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def reports_progress(self) -> bool:
+        """Its caller hears of parts of the prompt, until the first output token."""
+        return self.source.reports_progress and self.num_output_tokens == 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -276,9 +282,21 @@ class RequestMetrics:
             self.first_scheduled_time = when
 
 
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt has been computed: `num_computed_tokens`, those of the cache included, `seconds` after its first
+    step began."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class RequestOutput:
-    """What `LLM.generate` returns and `AsyncLLM.generate` yields. `prompt_logprobs[0]` is None: nothing precedes it."""
+    """What `LLM.generate` returns and `AsyncLLM.generate` yields. `prompt_logprobs[0]` is None: nothing precedes it.
+    `prompt_progress` is there where it is asked for and new; then `outputs` may have no news."""
 
     request_id: str
     prompt: str | None
@@ -290,3 +308,4 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     seed: int | None = None
     error: str | None = None  # why a sample ended with the finish reason "error"
+    prompt_progress: PromptProgress | None = None

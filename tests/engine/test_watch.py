@@ -118,6 +118,16 @@ def test_the_same_tokens_again_and_again():
     assert watched.beat() == f"the engine has computed {80 * (MAX_REPEATS * 2 + 1)} tokens, and given none"
 
 
+def test_progress_of_a_prompt_is_no_news():
+    watched = Watched()
+    watched.give(request(num_tokens=50))
+    for _ in range(MAX_REPEATS):
+        watched.step(50, [TokenDelta("a", num_computed_tokens=50)])
+        assert watched.beat() is None
+    watched.step(50, [TokenDelta("a", num_computed_tokens=50)])
+    assert "and given none" in (watched.beat() or "")
+
+
 def test_news_of_anybody_will_do():
     watched = Watched()
     watched.give(request(num_tokens=50), request("b", num_tokens=30))

@@ -237,6 +237,7 @@ async def test_waiting_counts_what_the_engine_has_not_seen(serve, running, waiti
     server.front.llm = SimpleNamespace(
         alive=True,
         config=server.llm.config,
+        metrics=server.llm.metrics,
         stats=SchedulerStats(num_running=running, num_waiting=waiting),
         num_unfinished=unfinished,
     )

@@ -31,6 +31,7 @@ from octavo.core.plan import (
 from octavo.core.policy import make_policy
 from octavo.core.preemption import make_preemption
 from octavo.core.scheduler import Scheduler
+from octavo.core.store import StoreCounts
 from octavo.core.swap import SwapSpace
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineInfo, TokenDelta
@@ -82,6 +83,7 @@ class FakeStore:
     def __init__(self) -> None:
         self.blocks: dict[bytes, list[int | None]] = {}
         self.damaged: set[bytes] = set()
+        self.counts = StoreCounts()
 
     def contains(self, content_hash: bytes) -> bool:
         return content_hash in self.blocks
@@ -286,6 +288,7 @@ def make_request(request_id: str, prompt: list[int], **fields: object) -> Engine
             "fork_of",
             "beams",
             "output_token_ids",
+            "reports_progress",
         )
         if name in fields
     }

@@ -41,7 +41,8 @@ class Fault:
 
     when: str
     at: int | None = None
-    kind: str = "die"  # or "hang"; at the start also "error" and "none"; in a step "long", "stall" and "circle"
+    # "die", "hang" or "raise" (a step fails); at the start also "error" and "none"; in a step "long", "stall", "circle"
+    kind: str = "die"
     times: int = 1
     decoding: bool = False
 
@@ -62,6 +63,8 @@ def strike(path: Path, when: str, at: int | None = None, *, is_decode: bool = Fa
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "hang":
                     os.kill(os.getpid(), signal.SIGSTOP)
+                case "raise":
+                    raise RuntimeError("the step is struck")
                 case "error":
                     raise CheckpointError("the file is gone")
                 case "long":

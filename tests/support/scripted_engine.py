@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -141,6 +142,8 @@ class ScriptedEngine:
     def _step(self, request: EngineRequest, said: int) -> TokenDelta:
         params, request_id = request.params, request.request_id
         delta = TokenDelta(request_id, num_cached_tokens=self.num_cached_tokens)
+        if said == 0:
+            delta.first_scheduled_time = time.time()
         if said == 0 and params.prompt_logprobs is not None:
             delta.prompt_logprobs = [
                 self._logprobs(token_id, params.prompt_logprobs) for token_id in request.prompt_token_ids[1:]

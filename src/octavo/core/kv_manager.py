@@ -26,24 +26,15 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from octavo.core.block_pool import BlockPool
 from octavo.core.plan import CopyBlock, EvictBlock, LoadBlock, RestoreBlock, SaveBlock, Transfer
 from octavo.core.prefix_index import PrefixIndex, block_hash, chain_hash
+from octavo.core.store import BlockStore
 from octavo.core.swap import SwapSpace
 from octavo.request import Request
 
 SPARE_SHARE = 0.03  # of the pool; `octavo bench paging` shows what more would waste, and less preempt
-
-
-class BlockStore(Protocol):
-    """A tier of full blocks that outlives the pool (runtime/offload.py)."""
-
-    def contains(self, content_hash: bytes) -> bool: ...
-
-    def fetch(self, content_hash: bytes) -> bytes | memoryview | None:
-        """The payload for a LoadBlock; None where there is none after all, or a damaged one."""
 
 
 @dataclass(slots=True)

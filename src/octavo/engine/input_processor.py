@@ -101,12 +101,17 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         user: str | None = None,
+        reports_progress: bool = False,
     ) -> ProcessedRequest:
-        text, first = self._first_sample(request_id, prompt, params, cache_salt, priority=priority, user=user)
+        text, first = self._first_sample(
+            request_id, prompt, params, cache_salt, priority=priority, user=user, reports_progress=reports_progress
+        )
         samples = [first]
         if first.params.n > 1:
             # The first computes the prompt for all of them, and scores it.
-            others = dataclasses.replace(first, params=copy.copy(first.params), fork_of=first.request_id)
+            others = dataclasses.replace(
+                first, params=copy.copy(first.params), fork_of=first.request_id, reports_progress=False
+            )
             others.params.prompt_logprobs = None
             samples += [
                 dataclasses.replace(others, request_id=self._engine_id(request_id), sample_index=index)

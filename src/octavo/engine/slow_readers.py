@@ -31,5 +31,5 @@ def is_far_behind(request: RequestState) -> bool:
 
 def continuation(sample: SampleState) -> EngineRequest:
     """The rest of it. Under a new id: what the engine still says under the old one is nobody's."""
-    new_id = f"{sample.request.request_id}-{uuid.uuid4().hex}"
+    new_id = f"{sample.request.request_id}#{uuid.uuid4().hex}"  # of which `callers_id` finds the caller's
     return dataclasses.replace(sample.source, request_id=new_id, output_token_ids=list(sample.token_ids))

@@ -60,8 +60,8 @@ class Watch:
         if stats.num_steps > self._num_steps:
             self._num_steps = stats.num_steps
             self._num_computed += stats.step_tokens
-        if deltas:
-            self._has_news = True
+        if not self._has_news:  # the first of them will do; how much of a prompt is computed is no news
+            self._has_news = any(delta.token_ids or delta.finish_reason is not None for delta in deltas)
 
     def beat(self, requests: LiveRequests, *, was_heard: bool, has_unread: bool) -> str | None:
         """What is wrong with the engine, if anything is. `was_heard`: something has come from its process since the

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from octavo.checkpoint.packed_cache import MatrixStore, NoStore
 from octavo.core.plan import EvictBlock, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.errors import RequestFailedError
 from octavo.request import Request
@@ -34,10 +35,14 @@ class Executor(Protocol):
 
 
 class Runner:
-    def __init__(self, executor: Executor, sampler: Sampler, storage: KVStorage) -> None:
+    def __init__(
+        self, executor: Executor, sampler: Sampler, storage: KVStorage, weights: MatrixStore | None = None
+    ) -> None:
+        """`weights`: what still has them to keep for the next start."""
         self.executor = executor
         self.sampler = sampler
         self.storage = storage
+        self.weights = weights or NoStore()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One RowResult for each scheduled request, in order."""
@@ -50,6 +55,7 @@ class Runner:
 
     def close(self, evictions: Sequence[EvictBlock]) -> None:
         self.storage.close(evictions)
+        self.weights.close()
 
     def _compute(self, plan: StepPlan) -> list[RowResult]:
         batch = self.executor.batch(plan)

@@ -10,19 +10,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from octavo.errors import refuse
 from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from octavo.server.beams import beam_search_params
-from octavo.server.body import read_json
-from octavo.server.fields import parse, refuse
+from octavo.server.exchange import read, respond
 from octavo.server.generation import Call, check_stream, encode, sampling_params
 from octavo.server.logprobs import CompletionLogprobs, Position, TokenNames, prompt_logprobs
 from octavo.server.protocol import PROMPT_FORMS, CompletionRequest, StreamOptions
-from octavo.server.sse import DONE, event, open_stream
+from octavo.server.sse import DONE, event
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -32,8 +31,7 @@ MAX_PROMPTS = 2048
 
 async def create(front: Front, request: Request) -> Response:
     """Completes prompts, or scores them."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(CompletionRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, CompletionRequest)
     model = front.check_model(asked.model)
     check_stream(asked)
     params = _params(front, asked)
@@ -42,10 +40,7 @@ async def create(front: Front, request: Request) -> Response:
     beams = beam_search_params(asked, params, room)
     front.admit(asked.priority, sum(len(each.token_ids) for each in prompts))
     answer = _Answer(front, asked, model, prompts, params, beams, request.scope)
-    if asked.stream:
-        return await open_stream(front, answer.events(), request.receive)
-    whole = await front.attend(answer.whole(), request.receive)
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(front, request, answer, stream=asked.stream)
 
 
 def _params(front: Front, asked: CompletionRequest) -> SamplingParams:
@@ -132,7 +127,7 @@ class _Answer:
                 [pieces[index] for index in sorted(pieces)],
                 seed=seeds[0],
                 usage=call.usage.record(),
-                **call.timings_extra(self._asked),
+                **call.timings_extra(),
             )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -140,6 +135,8 @@ class _Answer:
         with call.open("cmpl-"):
             async with aclosing(call.outputs()) as outputs:
                 async for prompt_index, output in outputs:
+                    if output.prompt_progress is not None:
+                        yield event(self._envelope([], **call.progress_extra(prompt_index, output.prompt_progress)))
                     for choice, piece in self._pieces(prompt_index, output):
                         extras: dict[str, Any] = {"seed": output.seed} if choice.num_pieces == 1 else {}
                         if options.continuous:
