@@ -6,7 +6,6 @@ python faulty_server.py --engine FAULTS                         its engine's pro
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 
@@ -29,9 +28,7 @@ if __name__ == "__main__":
         sys.exit(run(build))
 
     from octavo.cli.main import main
-    from octavo.engine.client import ProcessClient
-    from octavo.engine.supervisor import SupervisedClient
+    from octavo.engine import client
 
-    command = (sys.executable, __file__, "--engine", sys.argv[1])
-    SupervisedClient.__init__.__kwdefaults__["make_client"] = functools.partial(ProcessClient, command=command)
+    client.ENGINE_COMMAND = (sys.executable, __file__, "--engine", sys.argv[1])
     sys.exit(main(["serve", *sys.argv[2:]]))
