@@ -19,8 +19,10 @@ from octavo.config import EngineConfig
 from octavo.engine.front_end import FrontEnd, load_front_end
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState, StepNews
+from octavo.engine.pooling import as_embedding_output
 from octavo.engine.slow_readers import is_far_behind
 from octavo.errors import EngineDeadError, RequestFailedError
+from octavo.pooling import EmbeddingRequestOutput, PoolingParams
 from octavo.request import BeamSearchParams, OutputKind, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class AsyncLLM:
             client.info,
             eos_token_ids=front_end.eos_token_ids,
             max_logprobs=config.max_logprobs,
+            pooling_defaults=front_end.pooling_defaults,
         )
         self._outputs = OutputProcessor(front_end.tokenizer)
         self._streams: dict[str, _Stream] = {}  # by the caller's request id
@@ -216,6 +219,32 @@ class AsyncLLM:
                 user=user,
             )
         )
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        user: str | None = None,
+    ) -> AsyncGenerator[EmbeddingRequestOutput, None]:
+        """The one output of a request for an embedding; none where it was aborted. All else as `generate`."""
+        request = self._follow(
+            lambda: self._inputs.process_pooling(
+                self._free_id(request_id),
+                prompt,
+                pooling_params,
+                priority=priority,
+                cache_salt=cache_salt,
+                user=user,
+            )
+        )
+        async with contextlib.aclosing(request) as outputs:
+            async for output in outputs:
+                if output.embedding is not None:
+                    yield as_embedding_output(output)
 
     async def _follow(self, process: Callable[[], ProcessedRequest]) -> AsyncGenerator[RequestOutput, None]:
         """Nothing happens until somebody asks for the first output."""

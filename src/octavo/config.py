@@ -13,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from octavo.errors import ConfigError
+from octavo.pooling import read_pooler_config
 
 MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
 MAX_TIMEOUT_SECONDS = 7 * 24 * 3600  # a longer one is 0, which means never
@@ -198,6 +199,11 @@ class EngineConfig:
         "what logprobs are of",
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )
+    pooler_config: str | dict[str, Any] | None = option(
+        None,
+        "how embeddings are made, as JSON: pooling_type (LAST, MEAN) and normalize (true, false); default: what a "
+        "sentence-transformers folder says, else the last token, normalised",
+    )
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -225,6 +231,8 @@ class EngineConfig:
                 f"kv_offload_dir is {self.kv_offload_dir!r}, but without enable_prefix_caching no block is looked for",
                 param="kv_offload_dir",
             )
+        if self.pooler_config is not None:
+            object.__setattr__(self, "pooler_config", read_pooler_config(self.pooler_config))
         if self.max_model_len == -1:  # vLLM's other word for it
             object.__setattr__(self, "max_model_len", "auto")
         if self.max_model_len not in (None, "auto"):

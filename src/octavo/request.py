@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.pooling import PoolingParams
+
 OutputKind = Literal["cumulative", "delta", "final_only"]
 
 
@@ -120,7 +122,8 @@ class EngineRequest:
     `seed` is already resolved; sample `sample_index` of it draws its random numbers from (seed, sample_index,
     position). `eos_token_ids` end the request unless `params.ignore_eos`. `request_id` is unique for the engine's life.
     `fork_of` names the sample of the same prompt that computes it for all. With `beams` the request is a beam search,
-    and `params` are those of its steps (`BeamSearch` in core/beams.py).
+    and `params` are those of its steps (`BeamSearch` in core/beams.py). With `pooling` it wants an embedding of its
+    prompt and no token (`params.max_tokens` is 0).
 
     `output_token_ids` are what the request has said already, to an engine that is no more: it goes on behind them, with
     the bytes that it would have had. A beam search has none, it begins again.
@@ -141,6 +144,7 @@ class EngineRequest:
     beams: BeamSearchParams | None = None
     output_token_ids: list[int] = field(default_factory=list)
     reports_progress: bool = False  # news after each part of its prompt, until it has an output
+    pooling: PoolingParams | None = None  # with its pooling_type and normalize decided
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +169,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of positions 1 … as far as computed
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known; the KV manager's
     sampling: object = None  # how it samples, from its first token on; the sampler's
+    pooled: object = None  # the sum of its hidden states, as far as computed; runtime/pooling.py's
     forks: list[Request] = field(default_factory=list)  # samples that wait for this one to compute their prompt
     fork_from: Request | None = None  # the one that this one waits for
     awaited: bytes | None = None  # the last block that others are about to compute for it
@@ -212,6 +217,17 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         """They are given out with the first output token: then the prompt is never scored again."""
         return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Not where something is wanted of each token of the prompt: it is there only when that token is computed."""
+        pooling = self.source.pooling
+        return not self.wants_prompt_logprobs and (pooling is None or pooling.pooling_type != "mean")
+
+    @property
+    def end_without_output(self) -> FinishReason:
+        """Of a request that samples nothing, when its prompt is computed."""
+        return FinishReason.LENGTH if self.source.pooling is None else FinishReason.STOP
 
 
 @dataclass(slots=True)
@@ -309,3 +325,4 @@ class RequestOutput:
     seed: int | None = None
     error: str | None = None  # why a sample ended with the finish reason "error"
     prompt_progress: PromptProgress | None = None
+    embedding: bytes | None = None  # float32, little-endian, of a request that wants one

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from octavo import __version__
-from octavo.server import protocol, protocol_anthropic, protocol_responses
+from octavo.server import protocol, protocol_anthropic, protocol_embeddings, protocol_responses
 from octavo.server.app import ROUTES
 from octavo.server.openapi import describe
 
@@ -29,7 +29,8 @@ def test_every_route_is_described():
 
 def test_every_body_is_described_with_all_its_fields():
     bodies = {each.body for each in ROUTES if each.method == "POST" and each.body is not None}
-    named = {**vars(protocol), **vars(protocol_anthropic), **vars(protocol_responses)}
+    files = (protocol, protocol_anthropic, protocol_embeddings, protocol_responses)
+    named = {name: value for file in files for name, value in vars(file).items()}
     records = {value for name, value in named.items() if name.endswith("Request")}
     assert bodies == records
     for record in records:

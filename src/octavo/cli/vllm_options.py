@@ -49,12 +49,13 @@ NO_OPS = (
     NoOp(("--performance-mode",), "there is one mode", ("balanced",)),
     NoOp(("--stream-interval",), "every token is an event", ("1",)),
     NoOp(("--cpu-offload-gb", "--watermark"), "none", ("0", "0.0")),
-    NoOp(("--runner", "--task"), "models generate", ("auto", "generate")),
+    NoOp(("--runner", "--task"), "models generate and embed", ("auto", "generate", "pooling", "embed")),
+    NoOp(("--convert",), "the same", ("auto", "none", "embed")),
 )
 
 _NOT_YET = """
 --allow-credentials --allowed-headers --allowed-local-media-path --allowed-media-domains --allowed-methods
---code-revision --config-format --convert --custom-histogram-buckets --data-parallel-address
+--code-revision --config-format --custom-histogram-buckets --data-parallel-address
 --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-rpc-port
 --data-parallel-size-local --data-parallel-start-rank --decode-context-parallel-size
 --default-chat-template-kwargs --disable-fastapi-docs --disable-hybrid-kv-cache-manager --download-dir
@@ -68,7 +69,7 @@ _NOT_YET = """
 --lora-modules --master-addr --master-port --max-cpu-loras --max-lora-rank --max-loras
 --max-num-partial-prefills --max-parallel-loading-workers --middleware --mm-encoder-tp-mode
 --mm-processor-kwargs --model-impl --model-loader-extra-config --nnodes
---no-enable-chunked-prefill --node-rank --override-generation-config --pooler-config
+--no-enable-chunked-prefill --node-rank --override-generation-config
 --prefill-context-parallel-size --prefix-caching-hash-algo --prefill-schedule-interval --profiler-config
 --quantization-config --ray-workers-use-nsight --reasoning-parser --reasoning-parser-plugin
 --return-tokens-as-token-ids --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl

@@ -105,11 +105,11 @@ class KVManager:
     def lookup(self, request: Request) -> Prefix:
         """The longest known prefix of a waiting request.
 
-        The last token is never in it: its logits are still to be computed. Nor is any other token whose logits are
-        wanted, so prompt_logprobs that are not yet given out want the whole prompt computed.
+        The last token is never in it: its logits are still to be computed. Nor is any other token of which something is
+        wanted (`Request.reads_prefix_cache`).
         """
         prefix = Prefix()
-        if not self.pool.enable_prefix_caching or request.wants_prompt_logprobs:
+        if not self.pool.enable_prefix_caching or not request.reads_prefix_cache:
             return prefix
         num_usable = request.num_tokens - 1
         for index in range(num_usable // self.block_size):

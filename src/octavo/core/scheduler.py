@@ -329,8 +329,8 @@ class Scheduler:
             return self._take_token(request, outcome, prompt_logprobs)
         if request.num_left > 0:
             return RequestUpdate(request, []) if request.reports_progress else None
-        self._finish(request, FinishReason.LENGTH)
-        return RequestUpdate(request, [], None, prompt_logprobs)
+        self._finish(request, request.end_without_output)
+        return RequestUpdate(request, [], None, prompt_logprobs, outcome.embedding)
 
     def _update_fork(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate:
         if outcome.error is not None:

@@ -163,6 +163,7 @@ def _info(
         memory_plan=str(plan),
         max_num_seqs=config.max_num_seqs,
         loading=loading,
+        hidden_size=model.hidden_size,
         arithmetic=str(formats.layers),
         cache_config={
             "block_size": str(plan.block_size),

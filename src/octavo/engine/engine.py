@@ -115,4 +115,5 @@ def as_delta(update: RequestUpdate) -> TokenDelta:
         delta.hypotheses = request.hypotheses
         if request.source.reports_progress and request.num_output_tokens <= 1:
             delta.num_computed_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        delta.embedding = update.embedding
     return delta

@@ -25,8 +25,9 @@ class TokenDelta(msgspec.Struct, array_like=True):
     `stop_reason` is the stop token's id where one of `stop_token_ids` ended it (stop strings are found by the front
     end, which sees the text). The counts and `first_scheduled_time` come with the first news and with the last ones;
     `prompt_logprobs` with the first: a prompt longer than one step's budget is complete by then. A beam search has no
-    news but its end: `hypotheses`, best first. `num_computed_tokens` is how much of the prompt is computed, where the
-    request reports it: with the news before its first token, which have nothing else, and with that token.
+    news but its end: `hypotheses`, best first. Nor has an embedding, whose bytes are float32, little-endian.
+    `num_computed_tokens` is how much of the prompt is computed, where the request reports it: with the news before its
+    first token, which have nothing else, and with that token.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     error: str | None = None
     hypotheses: list[BeamHypothesis] | None = None
     num_computed_tokens: int | None = None
+    embedding: bytes | None = None
 
 
 # Of SchedulerStats: what is so now. All else counts.
@@ -85,6 +87,7 @@ class EngineInfo:
     num_threads: int
     memory_plan: str  # the one line printed at start
     max_num_seqs: int
+    hidden_size: int = 0  # of an embedding
     arithmetic: str = ""  # for people: how the weights are kept and multiplied
     cache_config: dict[str, str] = field(default_factory=dict)  # labels of vllm:cache_config_info
     loading: str = ""  # where the weights come from and what that took, for people

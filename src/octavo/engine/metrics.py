@@ -234,9 +234,9 @@ class Metrics:
             # The other samples of a prompt find all of it computed.
             num_computed = max(0, len(source.prompt_token_ids) - (sample.request.num_cached_tokens or 0))
             self._request_computed_tokens.observe(num_computed if source.sample_index == 0 else 0)
-            if source.sample_index == 0:
+            if source.sample_index == 0 and source.pooling is None:
                 self._params_n.observe(source.params.n)
-            if source.params.max_tokens is not None:
+            if source.params.max_tokens is not None and source.pooling is None:
                 self._params_max_tokens.observe(source.params.max_tokens)
             self._e2e.observe(max(0.0, sample.finished_time - source.arrival_time))
             self._observe_phases(sample, num_tokens)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.logprob_dict import TokenText, as_logprob_dict
 from octavo.engine.slow_readers import continuation
 from octavo.request import (
     CompletionOutput,
@@ -25,7 +25,6 @@ from octavo.request import (
     PromptProgress,
     RequestMetrics,
     RequestOutput,
-    TokenLogprobs,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TokenText = Callable[[int], str | None]
 FORGOTTEN: dict[int, Logprob] = {}  # in the place of logprobs that were handed out
 
 
@@ -177,6 +175,7 @@ class RequestState:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens: int | None = None  # of the first sample: the others find its prompt in the cache
         self.error: str | None = None  # of the first sample that failed
+        self.embedding: bytes | None = None
         self.metrics = RequestMetrics(first.arrival_time)  # of all samples: the first to begin, the last to end
         self.samples = [SampleState(self, source, tokenizer) for source in processed.samples]
         self.num_unfinished = len(self.samples)
@@ -242,6 +241,7 @@ class RequestState:
             seed=self.seed,
             error=self.error,
             prompt_progress=progress,
+            embedding=self.embedding,
         )
 
 
@@ -252,7 +252,7 @@ class StepNews:
     updated: list[RequestState] = field(default_factory=list)
     to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
     finished: list[SampleState] = field(default_factory=list)
-    num_prompt_tokens: int = 0  # of the requests that got their first token …
+    num_prompt_tokens: int = 0  # of the requests that got their first token, or all that they wanted without one …
     num_cached_tokens: int = 0  # … and of these, those found in a cache
     num_output_tokens: int = 0
     times_to_first_token: list[float] = field(default_factory=list)  # seconds
@@ -303,6 +303,9 @@ class OutputProcessor:
         if sample.finished:
             self._finish(sample, now)
             news.finished.append(sample)
+            if sample.last_token_time is None and sample.finish_reason is not FinishReason.ERROR:
+                sample.request.embedding = delta.embedding
+                news.num_prompt_tokens += len(sample.source.prompt_token_ids)  # all that was wanted
 
     def abort(self, request: RequestState) -> StepNews:
         """End what still lives of a request. Its `to_abort` goes to the engine."""
@@ -388,13 +391,3 @@ class OutputProcessor:
 
 def no_text(token_id: int) -> None:
     return None
-
-
-def as_logprob_dict(entry: TokenLogprobs, token_text: TokenText) -> dict[int, Logprob]:
-    """vLLM's shape: the token itself first, then the most likely ones in order; a token that is both stands once."""
-    token_id = entry.token_ids[0]
-    position = {token_id: Logprob(entry.logprobs[0], entry.rank, token_text(token_id))}
-    for rank, (other, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1):
-        if other != token_id:
-            position[other] = Logprob(logprob, rank, token_text(other))
-    return position

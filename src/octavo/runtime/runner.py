@@ -15,6 +15,7 @@ from octavo.core.plan import EvictBlock, RowResult, ScheduledRequest, StepPlan, 
 from octavo.errors import RequestFailedError
 from octavo.request import Request
 from octavo.runtime.kv_cache import KVStorage
+from octavo.runtime.pooling import pool
 from octavo.runtime.program import MAX_LOGITS
 from octavo.sampling.feature import SamplerRow
 from octavo.sampling.sampler import Drawn, Sampler, as_results
@@ -32,6 +33,9 @@ class Executor(Protocol):
     def logits(self, first: int, count: int) -> Any:
         """float32 [count, vocab] of the batch's logit rows [first, first + count), at most MAX_LOGITS. The next call
         may overwrite them."""
+
+    def final_states(self, rows: Any) -> Any:
+        """int32 [n] -> float32 [n, hidden]: the hidden states of these token rows of the batch, after the last norm."""
 
 
 class Runner:
@@ -84,6 +88,7 @@ class Runner:
             if scheduled.num_scored:
                 self._score(first, scheduled, result)
                 first += scheduled.num_scored
+        pool(self.executor.final_states, plan.scheduled, results)
         return results
 
     def _score(self, first: int, scheduled: ScheduledRequest, result: RowResult) -> None:

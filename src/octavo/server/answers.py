@@ -345,6 +345,24 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
+class Embedding(TypedDict):
+    object: str
+    index: int
+    embedding: list[float] | str  # the bytes of float32, in base64, where that is asked for
+
+
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(TypedDict):
+    object: str
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class _TokenStrings(TypedDict, total=False):
     token_strs: list[str]
 

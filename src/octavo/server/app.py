@@ -22,6 +22,7 @@ from octavo.server import (
     chat,
     completions,
     docs,
+    embeddings,
     live,
     models,
     openapi,
@@ -38,6 +39,7 @@ from octavo.server.middleware import ApiKey, RequestId, RootPath, open_routes
 from octavo.server.openapi import Operation
 from octavo.server.protocol import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.protocol_anthropic import CountTokensRequest, MessagesRequest
+from octavo.server.protocol_embeddings import EmbeddingsRequest
 from octavo.server.protocol_responses import ResponsesRequest
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ ROUTES = (
     Operation(
         "POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, CountTokensRequest, answers.TokenCount
     ),
+    Operation("POST", "/v1/embeddings", embeddings.create, EmbeddingsRequest, answers.Embeddings),
     Operation("GET", "/v1/models", models.list_models, answer=answers.ModelList),
     Operation("GET", "/v1/models/{id:path}", models.get_model, answer=answers.ModelCard),
     Operation("POST", "/tokenize", tokenize.tokenize, TokenizeRequest, answers.Tokens),
