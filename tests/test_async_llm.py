@@ -103,6 +103,68 @@ async def test_n():
     assert len({tuple(output.token_ids) for output in four.outputs}) == 4
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"n": 2, "logprobs": 0}, {"stop": ["dcb"], "logprobs": 1}])
+async def test_a_reader_that_stops_holds_nothing_and_misses_nothing(fields, monkeypatch):
+    monkeypatch.setattr("octavo.engine.slow_readers.MAX_UNREAD", 40)
+    params = {"max_tokens": 200, "seed": 1, "output_kind": "delta", "ignore_eos": True, **fields}
+    async with local(max_num_seqs=8) as (llm, client):
+        expected = said(await collect(llm, [1], **params))
+        outputs = llm.generate([1], SamplingParams(**params))
+        found = [await anext(outputs)]
+        for _ in range(2):
+            while llm.stats.num_running or client.engine.has_unfinished or not client.aborted:
+                await asyncio.sleep(0)
+            client.aborted.clear()
+            assert llm.num_unfinished == 0 and llm.stats.kv_cache_usage == 0.0
+            unread = llm._streams[found[0].request_id].request.samples[0].num_unread
+            assert 0 < unread <= 41
+            found.append(await anext(outputs))
+            assert len(found[-1].outputs[0].token_ids) > 5
+        found += [output async for output in outputs]
+        assert said(found) == expected
+        assert llm.num_unfinished == 0 and not client.engine.has_unfinished
+
+
+def said(outputs: list[RequestOutput]) -> list[Any]:
+    """All that each sample says in deltas, and its end."""
+    samples: dict[int, list[Any]] = {}
+    for output in outputs:
+        for sample in output.outputs:
+            words = samples.setdefault(sample.index, ["", [], [], None, None, None])
+            words[0] += sample.text
+            words[1] += sample.token_ids
+            words[2] += sample.logprobs or []
+            words[3:] = sample.cumulative_logprob, sample.finish_reason, sample.stop_reason
+    assert outputs[-1].finished
+    return [samples[index] for index in sorted(samples)]
+
+
+async def test_a_reader_that_stops_and_leaves(monkeypatch):
+    monkeypatch.setattr("octavo.engine.slow_readers.MAX_UNREAD", 10)
+    async with local() as (llm, client):
+        outputs = llm.generate([1], SamplingParams(max_tokens=200, output_kind="delta", ignore_eos=True))
+        await anext(outputs)
+        while not client.aborted:
+            await asyncio.sleep(0)
+        await outputs.aclose()
+        assert llm.num_unfinished == 0 and not llm._streams
+        assert counted(llm, "request_success_total", finished_reason="abort") == 1
+
+
+async def test_who_reads_all_at_the_end_is_no_slow_reader(monkeypatch):
+    monkeypatch.setattr("octavo.engine.slow_readers.MAX_UNREAD", 10)
+    async with local() as (llm, client):
+        for kind in ("final_only", "cumulative"):
+            outputs = llm.generate([1], SamplingParams(max_tokens=60, output_kind=kind, ignore_eos=True))
+            output = await anext(outputs)
+            while client.engine.has_unfinished:
+                await asyncio.sleep(0)
+            while not output.finished:
+                output = await anext(outputs)
+            assert len(output.outputs[0].token_ids) == 60 and not client.aborted
+            await outputs.aclose()
+
+
 async def test_a_slow_reader_misses_nothing():
     async with local() as (llm, _):
         outputs = llm.generate([1], SamplingParams(max_tokens=20, seed=1, output_kind="delta", ignore_eos=True))

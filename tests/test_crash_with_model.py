@@ -175,18 +175,6 @@ async def test_embeddings(tiny, undisturbed):
         await llm.close()
 
 
-def child_of(pid: int, *others: int) -> int:
-    """The process that this one started, once there is one that is none of `others`."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        new = [int(child) for child in children if int(child) not in others]
-        if new:
-            return new[0]
-        time.sleep(0.01)
-    raise AssertionError("no engine")
-
-
 def test_over_http(tiny):
     """A stream goes on when its engine is killed; three deaths of an idle engine are the server's end."""
     server = ServerProcess(str(tiny), "--max-model-len", str(CONTEXT), "--num-gpu-blocks-override", "400")
@@ -194,7 +182,7 @@ def test_over_http(tiny):
         server.wait_until_ready()
         body: dict[str, Any] = {"prompt": "Hello", "max_tokens": 450, "seed": 5, "ignore_eos": True}
         expected = server.complete(**body)["choices"][0]["text"]
-        engine = child_of(server.process.pid)
+        engine = server.children()[0]
         text = ""
         with server.stream(**body) as response:
             for number, line in enumerate(line for line in response.iter_lines() if line.startswith("data: {")):
@@ -204,15 +192,17 @@ def test_over_http(tiny):
         assert text == expected
         assert server.metric("engine_restarts_total") == 1
         assert httpx.get(f"{server.url}/health").status_code == httpx.get(f"{server.url}/ready").status_code == 200
-        killed = [engine]
-        for _ in range(3):
-            killed.append(child_of(server.process.pid, *killed))
-            os.kill(killed[-1], signal.SIGKILL)
+        for times in (2, 3):
+            os.kill(server.children()[0], signal.SIGKILL)
+            while server.metric("engine_restarts_total") != times:
+                time.sleep(0.01)
+        children = server.children()
+        os.kill(children[0], signal.SIGKILL)
         while (answer := httpx.get(f"{server.url}/health")).status_code == 200:
             time.sleep(0.01)
         assert answer.status_code == 503
         assert server.end() == 1
         assert "the engine is given up: it died 3 times" in server.log and "Traceback" not in server.log
-        assert not Path(f"/proc/{killed[-1]}").exists()
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
     finally:
         server.close()

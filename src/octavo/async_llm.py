@@ -20,6 +20,7 @@ from octavo.engine.front_end import FrontEnd, load_front_end
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState, StepNews
 from octavo.engine.pooling import as_embedding_output
+from octavo.engine.slow_readers import is_far_behind
 from octavo.errors import EngineDeadError, RequestFailedError
 from octavo.pooling import EmbeddingRequestOutput, PoolingParams
 from octavo.request import BeamSearchParams, OutputKind, RequestOutput, SamplingParams
@@ -175,9 +176,10 @@ class AsyncLLM:
         """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
 
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
-        reader gets several steps in one output. `user` is whom the policy `fair` counts it to. With `report_progress`
-        there are outputs before the first token, one whenever more of the prompt has been computed; the last of them
-        may come with that token. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
+        reader gets several steps in one output; while it does not read at all, its request pauses. `user` is whom the
+        policy `fair` counts it to. With `report_progress` there are outputs before the first token, one whenever more
+        of the prompt has been computed; the last of them may come with that token. Raises InvalidRequestError,
+        RequestFailedError, EngineDeadError.
         """
         return self._follow(
             lambda: self._inputs.process(
@@ -257,6 +259,8 @@ class AsyncLLM:
                 await stream.wait()
                 self._raise_failure(stream.request)
                 output = stream.request.take_output()
+                if stream.is_paused:
+                    self._resume(stream)
                 if output is not None:
                     yield output
                     if output.finished:
@@ -343,7 +347,16 @@ class AsyncLLM:
             self._last_token_time = time.monotonic()
         for request in news.updated:
             if stream := self._streams.get(request.request_id):
+                if stream.has_news and not request.finished and is_far_behind(request):
+                    stream.is_paused = True
+                    self._client.abort(self._outputs.pause(request))
                 stream.ring()
+
+    def _resume(self, stream: _Stream) -> None:
+        """Its caller reads again."""
+        stream.is_paused = False
+        for sample in self._outputs.resume(stream.request):
+            self._client.add_request(sample)
 
     def _die(self, message: str) -> None:
         self._death = self._death or EngineDeadError(message)
@@ -357,17 +370,18 @@ class _Stream:
 
     def __init__(self, request: RequestState) -> None:
         self.request = request
-        self._has_news = False
+        self.has_news = False  # that the caller has not taken
+        self.is_paused = False  # the engine does not have it, since the caller does not read
         self._waiting: asyncio.Future[None] | None = None
 
     def ring(self) -> None:
-        self._has_news = True
+        self.has_news = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def wait(self) -> None:
         """Until it has rung since the last time."""
-        if not self._has_news:
+        if not self.has_news:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        self._has_news = False
+        self.has_news = False

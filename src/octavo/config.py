@@ -183,7 +183,8 @@ class EngineConfig:
     # minute on two.
     engine_timeout: float = option(
         120.0,
-        "an engine process that has requests and finishes no step for so long is killed and started again; 0: never",
+        "an engine that has requests and computes nothing for so long is killed and started again (one that gives no "
+        "sign of life, after 20 s at most); 0: never",
         unit="seconds",
     )
     tensor_parallel_size: int = option(1, "devices that share the model (only 1 so far)", short="-tp")

@@ -23,6 +23,7 @@ from octavo.engine.client import ProcessClient
 from octavo.errors import CheckpointError, EngineDeadError
 from octavo.request import FinishReason
 from support.fake_runner import expected_answer, make_request
+from support.faults import LONG_STEP_SECONDS, Fault, write_faults
 
 COMMAND = (sys.executable, str(Path(__file__).parents[1] / "support" / "fake_engine_process.py"))
 
@@ -204,6 +205,72 @@ async def test_death_while_idle_is_noticed():
         os.kill(pid_of(client), signal.SIGKILL)
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(receiving, 5)
+
+
+async def test_a_sign_of_life_comes_in_the_middle_of_a_step(tmp_path):
+    faults = write_faults(tmp_path / "faults.json", [Fault("a", 0, "long")])
+    async with started(faults=str(faults)) as client:
+        client.add_request(make_request("a", [1], max_tokens=1))
+        began = time.monotonic()
+        client.ask_for_beat()  # what came with the start
+        while json.loads(faults.read_text())[0]["times"]:
+            await asyncio.sleep(0.001)  # until the step has begun
+        while not client.ask_for_beat():
+            await asyncio.sleep(0.001)
+        assert not client.has_news
+        assert (await client.receive())[0].finish_reason == FinishReason.LENGTH
+        assert time.monotonic() - began >= LONG_STEP_SECONDS
+
+
+async def test_a_stopped_engine_gives_no_sign():
+    async with started() as client:
+        os.kill(pid_of(client), signal.SIGSTOP)
+        client.ask_for_beat()
+        await asyncio.sleep(0.2)
+        assert not client.ask_for_beat() and not client.has_news
+        os.kill(pid_of(client), signal.SIGCONT)
+        while not client.ask_for_beat():
+            await asyncio.sleep(0.001)
+        assert not client.has_news and client.alive
+    assert not client.ask_for_beat()
+
+
+async def test_a_process_that_waits_to_be_an_engine():
+    client = make_client(max_model_len=99)
+    client.spawn()
+    assert client.is_standby and not client.alive and not client.ask_for_beat()
+    pid = pid_of(client)
+    await client.start()
+    assert not client.is_standby and pid_of(client) == pid and client.info.max_model_len == 99
+    await client.close()
+    assert not client.is_standby and not is_running(pid)
+
+
+async def test_a_process_that_dies_while_it_waits_is_replaced():
+    client = make_client()
+    client.spawn()
+    pid = pid_of(client)
+    os.kill(pid, signal.SIGKILL)
+    while client.is_standby:
+        await asyncio.sleep(0.001)
+    await client.start()
+    assert pid_of(client) != pid and client.alive
+    await client.close()
+
+
+async def test_a_process_that_waits_is_closed_without_having_been_used():
+    client = make_client()
+    client.spawn()
+    pid = pid_of(client)
+    await client.close()
+    assert not client.is_standby and not is_running(pid)
+
+
+async def test_no_process_can_be_started():
+    client = ProcessClient(EngineConfig(), command=("/nowhere/python",))
+    with pytest.raises(EngineDeadError, match=r"no process can be started for the engine .*nowhere"):
+        await client.start()
+    assert not client.alive
 
 
 async def test_the_engine_ignores_signals_to_the_group():

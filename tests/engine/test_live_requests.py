@@ -137,3 +137,15 @@ def test_whether_the_engine_worked():
     requests.take([TokenDelta("a", finish_reason=FinishReason.ERROR, error="no")])
     assert not requests.crash(False).engine_worked
     assert not requests.engine_has_any
+
+
+def test_what_was_said_before_it_came_stays_said():
+    requests = LiveRequests()
+    requests.add(make_request("a", [1, 2], max_tokens=100, output_token_ids=[5, 6]))
+    (first,) = requests.take_due(has_room=True)
+    assert first.output_token_ids == [5, 6] and requests.num_engine_tokens == 4
+    requests.take([TokenDelta("a", [7])])
+    assert requests.num_engine_tokens == 5
+    crash(requests)
+    (again,) = requests.take_due(has_room=True)
+    assert again.output_token_ids == [5, 6, 7] and again.prompt_token_ids == [1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -231,16 +232,81 @@ async def test_counters_go_on(tmp_path):
 
 async def test_an_engine_that_works_is_not_hurried(tmp_path):
     """It waits for work for longer than its time, and its client is away for longer."""
-    async with driven(engine_timeout=0.2) as driver:
+    async with driven(engine_timeout=1.0) as driver:
         receiving = asyncio.create_task(driver.run(lambda: "a" in driver.answers))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         driver.add(request("a", 200))
         await receiving
         await driver.run()
-        time.sleep(0.5)  # this process stands still, not the engine
+        time.sleep(1.5)  # this process stands still, not the engine
         driver.add(request("bb", 100))
         await driver.run()
         assert driver.client.stats.num_restarts == 0
+
+
+async def test_an_idle_engine_that_hangs_is_noticed_before_anybody_asks():
+    async with driven(engine_timeout=1.0) as driver:
+        os.kill(pid_of(driver.client._engine), signal.SIGSTOP)
+        await driver.run_until_restarted()
+        source = request("a")
+        driver.add(source)
+        await driver.run()
+        driver.check(source)
+        assert driver.client.stats.num_restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("stall", "has computed nothing for 0.4 s"), ("circle", r"has computed \d+ tokens, and given none")],
+)
+async def test_an_engine_that_answers_but_does_not_get_on(tmp_path, caplog, kind, why):
+    sources = [request("a", 30), request("bb", 30), make_request("ccc", [3] * 40, max_tokens=9, seed=3)]
+    faults = [Fault("a", 12, kind)]
+    async with driven(faults=faults, tmp_path=tmp_path, engine_timeout=0.4) as driver:
+        driver.add(*sources)
+        await driver.run()
+        driver.check(*sources)
+        assert driver.client.stats.num_restarts == 1
+    assert re.search(f"{why}: it is killed", caplog.text)
+
+
+async def test_the_next_engine_stands_by():
+    async with driven(engine_timeout=1.0) as driver:
+        client = driver.client
+        for times in (1, 2):
+            pid = await standby_of(client)
+            driver.kill()
+            await driver.run_until_restarted(times)
+            assert pid_of(client._engine) == pid
+            source = request("a" * times)
+            driver.add(source)
+            await driver.run()
+            driver.check(source)
+        pid = await standby_of(client)
+    assert not is_running(pid)
+
+
+async def test_a_standby_that_dies_is_replaced():
+    async with driven(engine_timeout=1.0) as driver:
+        client = driver.client
+        pid = await standby_of(client)
+        os.kill(pid, signal.SIGKILL)
+        while await standby_of(client) == pid:
+            await asyncio.sleep(0.001)
+        os.kill(await standby_of(client), signal.SIGKILL)
+        driver.kill()  # both at once
+        await driver.run_until_restarted()
+        source = request("a")
+        driver.add(source)
+        await driver.run()
+        driver.check(source)
+        assert client.stats.num_restarts == 1 and len(client._failures) == 1
+
+
+async def standby_of(client: SupervisedClient) -> int:
+    while client._standby is None or not client._standby.is_standby:
+        await asyncio.sleep(0.001)
+    return pid_of(client._standby)
 
 
 @pytest.mark.parametrize("decoding", [False, True])

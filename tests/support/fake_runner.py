@@ -321,6 +321,7 @@ def make_request(request_id: str, prompt: list[int], **fields: object) -> Engine
             "arrival_time",
             "fork_of",
             "beams",
+            "output_token_ids",
             "reports_progress",
             "pooling",
         )

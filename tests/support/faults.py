@@ -1,4 +1,8 @@
-"""Faults of an engine process, at a chosen moment: what its next lives are to suffer stands in a file."""
+"""Faults of an engine process, at a chosen moment: what its next lives are to suffer stands in a file.
+
+`strike` carries one out, in whatever engine. FaultyEngine is the one of `fake_runner` with such a file, StruckRunner
+goes around the runner of a real one.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,27 @@ import dataclasses
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.core.plan import StepPlan, StepResult
+from octavo.core.plan import EvictBlock, StepPlan, StepResult
+from octavo.engine.engine import Engine, Runner
+from octavo.engine.messages import TokenDelta
 from octavo.errors import CheckpointError
 from support.fake_runner import FakeRunner
 
 EVERY_TIME = -1
+LONG_STEP_SECONDS = 0.5
+
+
+class Stuck(BaseException):
+    """The engine goes on, but its requests do not: `num_tokens` are computed in each step, for nothing."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
 
 
 @dataclass
@@ -25,7 +41,8 @@ class Fault:
 
     when: str
     at: int | None = None
-    kind: str = "die"  # or "hang", or "raise" (a step fails); at the start also "error" and "none"
+    # "die", "hang" or "raise" (a step fails); at the start also "error" and "none"; in a step "long", "stall", "circle"
+    kind: str = "die"
     times: int = 1
     decoding: bool = False
 
@@ -50,6 +67,12 @@ def strike(path: Path, when: str, at: int | None = None, *, is_decode: bool = Fa
                     raise RuntimeError("the step is struck")
                 case "error":
                     raise CheckpointError("the file is gone")
+                case "long":
+                    time.sleep(LONG_STEP_SECONDS)
+                case "stall":
+                    raise Stuck(0)
+                case "circle":
+                    raise Stuck(7)
             return
 
 
@@ -63,3 +86,37 @@ class FaultyRunner(FakeRunner):
             for request in (row.request, *row.forks):
                 strike(self.faults, request.request_id, request.num_output_tokens, is_decode=row.num_tokens == 1)
         return super().execute(plan)
+
+
+class StruckRunner:
+    """A real runner, with faults."""
+
+    def __init__(self, runner: Runner, faults: Path) -> None:
+        self.runner = runner
+        self.faults = faults
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for row in plan.scheduled:
+            name = row.request.request_id.removeprefix("cmpl-").partition("#")[0]  # the id that a client gave
+            strike(self.faults, name, row.request.num_output_tokens, is_decode=row.num_tokens == 1)
+        return self.runner.execute(plan)
+
+    def close(self, evictions: Sequence[EvictBlock]) -> None:
+        self.runner.close(evictions)
+
+
+class FaultyEngine(Engine):
+    def __init__(self, engine: Engine, faults: Path) -> None:
+        super().__init__(engine.scheduler, FaultyRunner(engine.info.block_size, faults), engine.info)
+        self.stuck: Stuck | None = None
+
+    def step(self) -> list[TokenDelta]:
+        try:
+            if self.stuck is None:
+                return super().step()
+        except Stuck as stuck:
+            self.stuck = stuck
+        time.sleep(0.002)
+        self.scheduler.num_steps += 1
+        self.scheduler.step_tokens = self.stuck.num_tokens
+        return []

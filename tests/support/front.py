@@ -18,7 +18,7 @@ from octavo.errors import CheckpointError, EngineDeadError, OctavoError
 from octavo.request import EngineRequest, FinishReason
 from octavo.text.tokenizer import Tokenizer
 from support.fake_runner import VOCAB_SIZE, make_engine
-from support.faults import FaultyRunner, strike
+from support.faults import FaultyEngine, strike
 
 END = 0  # "<end>", the one special token
 PIECES = ("<end>", "a", "b", "c", "d", "e", " ", "Hel", "lo", " wor", "ld", "!", "z")
@@ -52,7 +52,7 @@ def build_fake_engine(config: EngineConfig) -> Engine:
     engine = make_engine(**options)
     if faults is not None:
         strike(Path(faults), "start")
-        engine.runner = FaultyRunner(engine.info.block_size, Path(faults))
+        return FaultyEngine(engine, Path(faults))
     return engine
 
 

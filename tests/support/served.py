@@ -82,6 +82,12 @@ class ServerProcess:
         text = httpx.get(f"{self.url}/metrics").text
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"vllm:{name}{{")))
 
+    def children(self) -> list[int]:
+        """Its engine's process, and the one that stands by; the largest, which is the engine, first."""
+        pid = self.process.pid
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return sorted(children, key=lambda child: -_resident(child))
+
     def end(self) -> int:
         """The exit code, which must come within some seconds."""
         code = self.process.wait(15)
@@ -93,3 +99,11 @@ class ServerProcess:
         self.end()
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+
+def _resident(pid: int) -> int:
+    """Pages."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except FileNotFoundError:
+        return 0

@@ -83,11 +83,15 @@ class _Connection(asyncio.Protocol):
         self.replies: deque[bytes] = deque()
         self.news = asyncio.Event()  # a reply, or the end
         self.ended = asyncio.Event()
+        self.was_heard = False  # anything has come since somebody set this to False
         self._reader = FrameReader()
 
     def data_received(self, data: bytes) -> None:
-        self.replies += self._reader.feed(data)
-        self.news.set()
+        self.was_heard = True
+        replies = [message for message in self._reader.feed(data) if message]  # an empty one answers a beat
+        if replies:
+            self.replies += replies
+            self.news.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended.set()
@@ -98,7 +102,7 @@ class ProcessClient:
     """An engine in a process of its own.
 
     One socket leads there, which is the engine's stdin: the first message is its configuration. Each side sees the
-    other's death as the socket's end.
+    other's death as the socket's end. The process may be started long before it is given anything to do.
     """
 
     info: EngineInfo
@@ -109,6 +113,7 @@ class ProcessClient:
         self._config = config
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_launched = False  # it has its configuration
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(EngineReply)
         self._socket: socket.socket
@@ -129,19 +134,38 @@ class ProcessClient:
         connection = self._connection
         return connection is not None and bool(connection.replies or connection.ended.is_set())
 
-    def launch(self) -> None:
-        """Begin to start: the engine loads while the caller does something else. `start` does it if nobody has."""
+    @property
+    def is_standby(self) -> bool:
+        """Whether there is a process that waits for `launch`, and lives."""
+        return self._process is not None and not self._is_launched and self._process.poll() is None
+
+    def spawn(self) -> None:
+        """Start the process alone: it imports what it needs, and waits for `launch`. Again where it has died since.
+        Raises EngineDeadError."""
+        if self._process is not None:
+            self._socket.close()
         self._socket, engine_stdin = socket.socketpair()
         with engine_stdin:
             # Its stdout is our stderr: a library that prints must not get into a program's output. A process group of
             # its own: Ctrl-C in a terminal is for us, and we decide what becomes of the engine.
-            self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0)
+            try:
+                self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0)
+            except OSError as error:
+                self._socket.close()
+                raise EngineDeadError(f"no process can be started for the engine ({error})") from error
+
+    def launch(self) -> None:
+        """Begin to start: the engine loads while the caller does something else. `start` does it if nobody has. Raises
+        EngineDeadError."""
+        if not self.is_standby:
+            self.spawn()
+        self._is_launched = True
         with contextlib.suppress(ConnectionError):  # it died before it read this: seen when the connection ends
             self._socket.sendall(frame(self._encoder.encode(self._config)))
 
     async def start(self) -> None:
         try:
-            if self._process is None:
+            if not self._is_launched:
                 self.launch()
             self._transport, self._connection = await asyncio.get_running_loop().create_connection(
                 _Connection, sock=self._socket
@@ -176,6 +200,15 @@ class ProcessClient:
         self.stats = reply.stats or self.stats
         self.picture = reply.picture or self.picture
         return reply.deltas
+
+    def ask_for_beat(self) -> bool:
+        """Whether anything has come since the last call; and the process is asked for a sign of life."""
+        connection = self._connection
+        if connection is None or not self.alive:
+            return False
+        was_heard, connection.was_heard = connection.was_heard, False
+        self._transport.write(frame(MessageKind.BEAT.value))
+        return was_heard
 
     def kill(self) -> None:
         """End the process now. `receive` still gives what it had said before."""

@@ -31,7 +31,7 @@ MAX_CRASHES = 2  # of a request: among the suspects before it is looked at alone
 @dataclass(slots=True, eq=False)
 class LiveRequest:
     source: EngineRequest
-    token_ids: list[int] = field(default_factory=list)  # its output that has arrived
+    token_ids: list[int] = field(default_factory=list)  # its output that has arrived, behind that of `source`
     num_new_tokens: int = 0  # of these, from the present engine
     num_crashes: int = 0  # in a row, with it among the suspects
     num_lone_crashes: int = 0  # of these, those where it was the only one
@@ -39,7 +39,9 @@ class LiveRequest:
     @property
     def continuation(self) -> EngineRequest:
         """The rest of it, as a request."""
-        return replace(self.source, output_token_ids=self.token_ids) if self.token_ids else self.source
+        if not self.token_ids:
+            return self.source
+        return replace(self.source, output_token_ids=[*self.source.output_token_ids, *self.token_ids])
 
     @property
     def gets_on(self) -> bool:
@@ -71,6 +73,18 @@ class LiveRequests:
     @property
     def engine_has_any(self) -> bool:
         return len(self._live) > len(self._outside)
+
+    @property
+    def engine_has_beams(self) -> bool:
+        return any(request.source.beams is not None for request in self._inside())
+
+    @property
+    def num_engine_tokens(self) -> int:
+        """Prompts and outputs of all that the engine has."""
+        return sum(
+            len(request.source.prompt_token_ids) + len(request.source.output_token_ids) + len(request.token_ids)
+            for request in self._inside()
+        )
 
     def add(self, source: EngineRequest) -> None:
         self._live[source.request_id] = self._outside[source.request_id] = LiveRequest(source)

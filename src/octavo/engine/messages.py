@@ -122,4 +122,5 @@ class MessageKind(enum.Enum):
     ABORT = b"-"  # AbortRequests
     RESET_PREFIX_CACHE = b"0"  # None
     PICTURE = b"?"  # None
+    BEAT = b"!"  # nothing; the answer is an empty message, at once
     SHUTDOWN = b"."  # None

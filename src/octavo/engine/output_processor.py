@@ -2,7 +2,7 @@
 
 Owns the text, logprobs and times of every live request, the stop strings, and the merging of n samples into one output.
 It does not know who waits for an output: a request keeps what is new until `take_output` asks for it, so a slow reader
-gets fewer, larger outputs and nothing piles up.
+gets fewer, larger outputs. Who does not read at all is slow_readers.py's.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.logprob_dict import TokenText, as_logprob_dict
+from octavo.engine.slow_readers import continuation
 from octavo.request import (
     CompletionOutput,
     EngineRequest,
@@ -24,7 +25,6 @@ from octavo.request import (
     PromptProgress,
     RequestMetrics,
     RequestOutput,
-    TokenLogprobs,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TokenText = Callable[[int], str | None]
+FORGOTTEN: dict[int, Logprob] = {}  # in the place of logprobs that were handed out
 
 
 class SampleState:
@@ -60,11 +60,17 @@ class SampleState:
             IncrementalDetokenizer(tokenizer, source.prompt_token_ids, params) if params.detokenize else None
         )
         self._num_taken = 0  # tokens already handed out in a delta
+        self._taken_logprob = 0.0  # the sum of theirs, which are forgotten
         self._end_taken = False
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that came after the last delta was taken."""
+        return len(self.token_ids) - self._num_taken
 
     def apply(self, delta: TokenDelta, token_text: TokenText) -> bool:
         """Take a delta in. True: a stop string ended the sample here, and the engine has yet to learn of it."""
@@ -110,9 +116,15 @@ class SampleState:
         del self.token_ids[num_kept:]
         if self.logprobs is not None:
             del self.logprobs[num_kept:]
-            self.cumulative_logprob = 0.0
-            for token_id, entry in zip(self.token_ids, self.logprobs, strict=True):
-                self.cumulative_logprob += entry[token_id].logprob
+            self.cumulative_logprob = self._sum_logprobs(self._num_taken, num_kept)
+
+    def _sum_logprobs(self, start: int, end: int) -> float:
+        """Of the tokens before `end`; those before `start` have been taken."""
+        assert self.logprobs is not None
+        total = self._taken_logprob
+        for token_id, entry in zip(self.token_ids[start:end], self.logprobs[start:end], strict=True):
+            total += entry[token_id].logprob
+        return total
 
     def take_delta(self) -> CompletionOutput | None:
         """What is new since the last call; None when nothing is."""
@@ -121,7 +133,11 @@ class SampleState:
         if not text and end == start and (self._end_taken or not self.finished):
             return None
         self._num_taken, self._end_taken = end, self.finished
-        return self._output(text, start, end)
+        output = self._output(text, start, end)
+        if self.logprobs is not None:  # by far the most of what a long stream would keep
+            self._taken_logprob = self._sum_logprobs(start, end)
+            self.logprobs[start:end] = [FORGOTTEN] * (end - start)
+        return output
 
     @property
     def _num_shown(self) -> int:
@@ -302,6 +318,21 @@ class OutputProcessor:
                 news.to_abort.append(sample.source.request_id)
         return news
 
+    def pause(self, request: RequestState) -> list[str]:
+        """Follow it no more until `resume`. The engine's ids of what it is to leave."""
+        request_ids = [sample.source.request_id for sample in request.samples if not sample.finished]
+        for request_id in request_ids:
+            del self._samples[request_id]
+        return request_ids
+
+    def resume(self, request: RequestState) -> list[EngineRequest]:
+        """Follow it again: what the engine is to be given."""
+        unfinished = [sample for sample in request.samples if not sample.finished]
+        for sample in unfinished:
+            sample.source = continuation(sample)
+            self._samples[sample.source.request_id] = sample
+        return [sample.source for sample in unfinished]
+
     def drop_all(self) -> list[str]:
         """Forget every live request. The engine's ids of what was still alive."""
         request_ids = list(self._samples)
@@ -360,13 +391,3 @@ class OutputProcessor:
 
 def no_text(token_id: int) -> None:
     return None
-
-
-def as_logprob_dict(entry: TokenLogprobs, token_text: TokenText) -> dict[int, Logprob]:
-    """vLLM's shape: the token itself first, then the most likely ones in order; a token that is both stands once."""
-    token_id = entry.token_ids[0]
-    position = {token_id: Logprob(entry.logprobs[0], entry.rank, token_text(token_id))}
-    for rank, (other, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1):
-        if other != token_id:
-            position[other] = Logprob(logprob, rank, token_text(other))
-    return position

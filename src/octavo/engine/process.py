@@ -1,8 +1,9 @@
 """The engine's own process: builds an engine and steps it while its client wants anything.
 
 Owns the loop between a socket and the engine, and the process's end. It knows no text, no HTTP and no caller:
-EngineRequests come in, EngineReplies go out. The socket is its stdin. A thread reads it and ends the process where the
-socket ends, so that the engine never outlives its client.
+EngineRequests come in, EngineReplies go out. The socket is its stdin. A thread reads it: it answers when it is asked
+whether the process lives, whatever the engine does, and ends the process where the socket ends, so that the engine
+never outlives its client.
 """
 
 from __future__ import annotations
@@ -93,14 +94,13 @@ def run(build: Callable[[EngineConfig], Any], log_options: Sequence[str] = ()) -
     # The client decides when the engine ends: a signal to the whole group or terminal is not for the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    client = socket.socket(fileno=sys.stdin.fileno())
+    client = _Client(socket.socket(fileno=sys.stdin.fileno()))
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_fill, args=(inbox, client), name="client-messages", daemon=True).start()
     encoder = msgspec.msgpack.Encoder()
 
     def send(reply: EngineReply) -> None:
-        # The client always reads, so this waits only for one that has fallen many steps behind.
-        client.sendall(frame(encoder.encode(reply)))
+        client.send(encoder.encode(reply))
 
     config = msgspec.msgpack.decode(inbox.get(), type=EngineConfig)
     try:
@@ -116,13 +116,29 @@ def run(build: Callable[[EngineConfig], Any], log_options: Sequence[str] = ()) -
     return 0
 
 
-def _fill(inbox: Inbox, client: socket.socket) -> None:
+class _Client:
+    """The other end of the socket. Both threads may send."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self._sending = threading.Lock()
+
+    def send(self, message: bytes) -> None:
+        # The client always reads, so this waits only for one that has fallen many steps behind.
+        with self._sending:
+            self.stream.sendall(frame(message))
+
+
+def _fill(inbox: Inbox, client: _Client) -> None:
     """Passes on the client's messages. Ends the process, whatever it does, when the client's end closes."""
     reader = FrameReader()
     with contextlib.suppress(ConnectionError):
-        while data := client.recv(1 << 16):
+        while data := client.stream.recv(1 << 16):
             for message in reader.feed(data):
-                inbox.put(message)
+                if message == MessageKind.BEAT.value:
+                    client.send(b"")
+                else:
+                    inbox.put(message)
     os._exit(1)
 
 

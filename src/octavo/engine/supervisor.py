@@ -1,14 +1,17 @@
 """An engine that outlives its process: when that dies or hangs, another takes its place, and every request goes on.
 
-Owns the processes one after the other, the patience with each, and the moment of giving up. Who waits for which engine,
-and who is to blame, is live_requests.py's.
+Owns the processes one after the other, the beat at which they are looked after, and the moment of giving up. Whether an
+engine is well is watch.py's; who waits for which engine, and who is to blame, live_requests.py's.
 
 What a request has said is what `receive` has given out, and nothing else. The next engine gets the request with these
 tokens, and since the same request has the same bytes, the one after them is the one that would have come: no token is
 lost, repeated or changed, wherever the old process was cut off.
 
     working ──── its process ends ───► restarting ──── the next one is ready ───► working
-       ╰─ no step for `engine_timeout`: it is killed        ╰─ MAX_FAILURES in FAILURE_SECONDS, or it cannot start: dead
+       ╰─ it is not well: it is killed                      ╰─ MAX_FAILURES in FAILURE_SECONDS, or it cannot start: dead
+
+Beside a working engine stands a process that has imported all that an engine needs, and waits: half of the time from a
+crash to the next token would else be Python's start and imports. It holds no model.
 
 A crash counts as a failure where no single request is the suspect; where the engine has worked since the last one, the
 count begins again. So an engine that gets requests on, however often it is killed, is never given up.
@@ -31,6 +34,7 @@ from octavo.core.picture import Picture
 from octavo.engine.client import ProcessClient
 from octavo.engine.live_requests import MAX_CRASHES, LiveRequests
 from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta, callers_id
+from octavo.engine.watch import Watch
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.request import EngineRequest, FinishReason
 
@@ -39,7 +43,6 @@ logger = logging.getLogger(__name__)
 MAX_FAILURES = 3
 FAILURE_SECONDS = 60.0  # with an engine there: a start that hangs for minutes is no rest
 START_FACTOR = 10  # a start may take so many times what the first one took, and `engine_timeout`
-SECOND_LOOK_SECONDS = 0.05  # for replies that have arrived, but were not read: this process itself stood still
 
 
 class SupervisedClient:
@@ -57,13 +60,15 @@ class SupervisedClient:
         self._config = config
         self._make_client = make_client
         self._engine = make_client(config)
+        self._standby: ProcessClient | None = None
         self._requests = LiveRequests()
+        self._watch = Watch(config.engine_timeout)
+        self._watching: asyncio.Task[None] | None = None
         self._earlier: SchedulerStats | None = None  # of the engines before the present one
         self._start_seconds = 0.0  # of the first start
         self._up_since = 0.0  # time.monotonic(), seconds: when the present engine was there
         self._up_seconds = 0.0  # how long there was one before
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)  # each in these seconds
-        self._deadline: asyncio.Timeout | None = None  # of the `receive` that is waiting
         self._restarting = False
         self._end: str | None = "the engine has not been started"  # why no request is taken
 
@@ -94,6 +99,7 @@ class SupervisedClient:
         self._config = dataclasses.replace(
             self._config, num_gpu_blocks_override=self.info.num_blocks, max_model_len=self.info.max_model_len
         )
+        self._watching = asyncio.create_task(self._keep_watch(), name="octavo-engine-watch")
 
     def add_request(self, request: EngineRequest) -> None:
         self._check_alive()
@@ -118,13 +124,14 @@ class SupervisedClient:
         """An empty list also when the engine has died, and when it is there again."""
         self._check_alive()
         try:
-            deltas = await (self._restart() if self._restarting else self._receive())
+            deltas = await (self._restart() if self._restarting else self._engine.receive())
         except EngineDeadError as error:
             if self._end is not None:
                 raise
             return await self._take_crash(error.message)
         self._requests.take(deltas)
         stats = self._engine.stats
+        self._watch.take(deltas, stats)
         self.stats = stats if self._earlier is None else stats.following(self._earlier)
         self._submit()
         return deltas
@@ -132,6 +139,11 @@ class SupervisedClient:
     async def close(self) -> None:
         self._end = self._end or "the engine process is gone (closed)"
         self._restarting = False
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._standby is not None:
+            await self._standby.close()
         await self._engine.close()
 
     def _check_alive(self) -> None:
@@ -148,30 +160,35 @@ class SupervisedClient:
         with contextlib.suppress(EngineDeadError):  # `receive` will notice; they are given to the next engine
             for request in due:
                 self._engine.add_request(request)
-        if due and self._deadline is not None and self._deadline.when() is None:
-            self._deadline.reschedule(self._next_deadline())
+                self._watch.give(len(request.prompt_token_ids) + len(request.output_token_ids))
 
     # ── An engine at work ────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _receive(self) -> list[TokenDelta]:
-        """Its next news; none where it was killed because there were none for too long."""
-        try:
-            async with asyncio.timeout_at(self._next_deadline()) as self._deadline:
-                return await self._engine.receive()
-        except TimeoutError:
-            await asyncio.sleep(SECOND_LOOK_SECONDS)
-            if not self._engine.has_news:
-                logger.error("the engine has finished no step for %g s: it is killed", self._config.engine_timeout)
-                self._engine.kill()
-            return []
-        finally:
-            self._deadline = None
+    async def _keep_watch(self) -> None:
+        """Kills an engine that is not well: `receive` takes that for a death like any other."""
+        while True:
+            await asyncio.sleep(self._watch.beat_seconds)
+            engine = self._engine
+            if self._restarting or not engine.alive:
+                continue
+            wrong = self._watch.beat(self._requests, has_unread=engine.has_news, was_heard=engine.ask_for_beat())
+            if wrong is not None:
+                logger.error("%s: it is killed", wrong)
+                engine.kill()
+            else:
+                self._stand_by()
 
-    def _next_deadline(self) -> float | None:
-        """When the engine has to have finished a step, in the event loop's time; None while it has nothing to do."""
-        if not self._config.engine_timeout or not self._requests.engine_has_any:
-            return None
-        return asyncio.get_running_loop().time() + self._config.engine_timeout
+    def _stand_by(self) -> None:
+        """See that there is a process that can be the next engine."""
+        standby = self._standby or self._make_client(self._config)
+        if standby.is_standby:
+            return
+        try:
+            standby.spawn()
+        except EngineDeadError as error:  # the next beat tries again
+            logger.warning("no process stands by for the engine: %s", error.message)
+        else:
+            self._standby = standby
 
     # ── From one engine to the next ──────────────────────────────────────────────────────────────────────────────
 
@@ -204,7 +221,8 @@ class SupervisedClient:
         assert self._earlier is not None, "a crash comes first"
         start = time.monotonic()
         timeout = self._config.engine_timeout
-        self._engine = self._make_client(self._config)
+        self._engine, self._standby = self._standby or self._make_client(self._config), None
+        self._watch.begin()
         try:
             async with asyncio.timeout(timeout + START_FACTOR * self._start_seconds if timeout else None):
                 await self._engine.start()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which would else meet closed connections
+TICK_SECONDS = 1.0  # an idle server does nothing else
 LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections are cut
 
 
@@ -107,7 +108,8 @@ async def _serve_app(
     listener: socket.socket, app: Starlette, server_config: ServerConfig, stopped: asyncio.Task[bool]
 ) -> int:
     """Serve until `stopped`, then drain."""
-    http = _http_server(app, server_config)
+    ending = asyncio.Event()
+    http = _http_server(app, server_config, ending)
     front = app.state.front
     serving = asyncio.create_task(http.serve([listener]))
     dead = asyncio.create_task(front.llm.wait_until_dead())
@@ -120,20 +122,21 @@ async def _serve_app(
         notice(f"{dead.result().message}; this server ends")
         await asyncio.wait((stopped,), timeout=LAST_WORDS_SECONDS)  # clients read their errors, probes a 503
         front.stop()
-        http.should_exit = True
+        ending.set()
         await serving
         raise dead.result()
     dead.cancel()
     front.live.close()  # who only looks on does not hold up the end
     notice(f"shutting down: {front.num_calls} requests have {server_config.shutdown_timeout:g} s to finish")
-    http.should_exit = True
+    ending.set()
     await asyncio.wait((serving,), timeout=server_config.shutdown_timeout)
     front.stop()
     await serving
     return 0
 
 
-def _http_server(app: Starlette, config: ServerConfig) -> uvicorn.Server:
+def _http_server(app: Starlette, config: ServerConfig, ending: asyncio.Event) -> uvicorn.Server:
+    """It drains once `ending` is set."""
     import uvicorn
 
     from octavo.server.connection import Connection
@@ -142,6 +145,13 @@ def _http_server(app: Starlette, config: ServerConfig) -> uvicorn.Server:
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield  # the signals are ours
+
+        async def main_loop(self) -> None:
+            """uvicorn's own wakes up ten times a second, though only the date of the answers changes, once in one."""
+            while not ending.is_set():
+                await self.on_tick(0)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ending.wait(), TICK_SECONDS)
 
     return Http(
         uvicorn.Config(
