@@ -2,6 +2,7 @@
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int16.h"
 #include "kernels/linear_int8.h"
+#include "kernels/narrow_panel.h"
 #include "kernels/panel_kernel.h"
 #include "octavo/kernels.h"
 #include "octavo/memory.h"
@@ -75,7 +76,8 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
                  const Team& team) {
   switch (weight.dtype()) {
     case DType::kFloat32:
-      return linear_float<Float32Tile>(x, weight, panels, panel_stride, finish, team);
+      return weight.is_narrow() ? linear_float<NarrowTile>(x, weight, panels, panel_stride, finish, team)
+                                : linear_float<Float32Tile>(x, weight, panels, panel_stride, finish, team);
     case DType::kBFloat16:
       return linear_float<BFloat16Tile>(x, weight, panels, panel_stride, finish, team);
     case DType::kInt8:
@@ -90,7 +92,8 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
   switch (weight.dtype()) {
     case DType::kFloat32:
-      return operand_bytes<Float32Tile>(rows, weight.columns());
+      return weight.is_narrow() ? operand_bytes<NarrowTile>(rows, weight.columns())
+                                : operand_bytes<Float32Tile>(rows, weight.columns());
     case DType::kBFloat16:
       return operand_bytes<BFloat16Tile>(rows, weight.columns());
     case DType::kInt16:

@@ -157,6 +157,8 @@ Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& 
                Storage storage, std::vector<float> bias)
     : Matrix(total_rows(sources), columns, dtype, std::move(bias)) {
   if (!make_sections(sources, storage)) sections_.clear();
+  narrow_ = dtype == DType::kFloat32 && !has_blocks() &&
+            std::ranges::all_of(sources, [](const auto& source) { return source.type == SourceType::kBF16; });
   allocate(arena, storage);
   const bool splits = storage == Storage::kBlocks && has_blocks();
   pack(pool, !splits, [&](int64_t n, float* values, const CodedRow& coded) {
@@ -179,7 +181,7 @@ Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t colu
 
 void Matrix::pack_panel(int64_t p, const float* rows) {
   const int64_t steps = num_steps(), padded = steps * step();
-  if (dtype_ == DType::kFloat32) {
+  if (holds_float32()) {
     float* out = const_cast<float*>(panel<float>(p));
     for (int64_t k = 0; k < padded; ++k)
       for (int64_t c = 0; c < kColumns; ++c) *out++ = rows[c * padded + k];
@@ -280,7 +282,7 @@ void Matrix::row(int64_t n, float* out) const {
       for (int64_t k = 0; k < columns_; ++k)
         out[k] = block_value<Format>(block_panel(p), c, k, CodePlace::of(dtype_, Format::kBits, c, k % kGroup));
     });
-  } else if (dtype_ == DType::kFloat32) {
+  } else if (holds_float32()) {
     const float* in = panel<float>(p) + c;
     for (int64_t k = 0; k < columns_; ++k) out[k] = in[k * kColumns];
   } else if (dtype_ == DType::kInt16) {
@@ -295,7 +297,7 @@ void Matrix::row(int64_t n, float* out) const {
 }
 
 std::string Matrix::format() const {
-  if (!has_blocks()) return dtype_ == DType::kFloat32 ? "float32" : dtype_ == DType::kInt16 ? "int8" : "bfloat16";
+  if (!has_blocks()) return holds_float32() ? "float32" : dtype_ == DType::kInt16 ? "int8" : "bfloat16";
   std::string names;
   for (const Section& s : sections_) {
     const std::string name(type_name(s.type));
