@@ -8,8 +8,7 @@ namespace octavo {
 
 #ifdef __AMX_BF16__
 
-// As PanelKernel<BFloat16Tile>. The three parts of a block of activations meet a block of weights one after the other,
-// in the same accumulators, so that weights are loaded once for all.
+// As PanelKernel<BFloat16Tile>; the next chunk is fetched into the L2 only.
 template <>
 struct PanelKernel<NarrowTile> {
   static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;
@@ -32,8 +31,8 @@ struct PanelKernel<NarrowTile> {
           Sums::zero();
         else if (!one)
           Sums::load(height, tile);
-        add(height, block + begin * NarrowTile::kPlanes * height * kBlockSteps, weights, end - begin,
-            plan_prefetch(weights, end - begin, b, blocks.num_blocks));
+        NarrowTile::add(height, block + begin * NarrowTile::kPlanes * height * kBlockSteps, weights, end - begin,
+                        plan_prefetch(weights, end - begin, b, blocks.num_blocks));
         if (!one || end == depth) Sums::store(height, tile);
         if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
       }
@@ -52,29 +51,6 @@ struct PanelKernel<NarrowTile> {
     const char* const bytes = reinterpret_cast<const char*>(chunk);
     if (num_blocks == 1) return {bytes + kWeightsAhead, kBytes};
     return {bytes + depth * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks, true};
-  }
-
-  // Accumulators += operands [blocks][3][rows][16 steps] * weights [blocks][16 steps][32 columns]; see
-  // AmxAccumulators::add.
-  static void add(int64_t rows, const PairOperand* operands, const bf16* weights, int64_t num_blocks,
-                  Prefetch prefetch) {
-    constexpr int kRowBytes = kBlockSteps * sizeof(PairOperand), kStepBytes = AmxAccumulators::kStepBytes;
-    static_assert(kRowBytes == 64);
-    asm volatile("" ::: "memory");
-    for (int64_t b = 0; b < num_blocks; ++b, weights += kBlockSize) {
-      prefetch.step(b);
-      _tile_loadd(6, weights, kStepBytes);
-      _tile_loadd(7, weights + 32, kStepBytes);
-      for (int plane = 0; plane < NarrowTile::kPlanes; ++plane, operands += rows * kBlockSteps) {
-        _tile_loadd(4, operands, kRowBytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (rows <= 16) continue;
-        _tile_loadd(5, operands + 16 * kBlockSteps, kRowBytes);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    }
   }
 };
 

@@ -5,6 +5,9 @@
 #include <limits>
 
 #include "tiles/tile.h"
+#ifdef __AMX_BF16__
+#include "tiles/amx.h"
+#endif
 
 namespace octavo {
 
@@ -28,6 +31,29 @@ struct NarrowTile {
     }
   }
 
+  // The accumulators of AmxAccumulators += operands [blocks][plane][rows][16 steps] * weights [blocks][16 steps][32
+  // columns]. The three parts of a block of activations meet a block of weights one after the other, so that it is
+  // loaded once. The memory behind the operands may be read as far as 32 rows would reach.
+  static void add(int64_t rows, const Operand* operands, const Weight* weights, int64_t num_blocks, Prefetch prefetch) {
+    constexpr int kRowBytes = kBlockSteps * sizeof(Operand), kStepBytes = AmxAccumulators::kStepBytes;
+    static_assert(kRowBytes == 64);
+    asm volatile("" ::: "memory");
+    for (int64_t b = 0; b < num_blocks; ++b, weights += kBlockSteps * kStepBytes / sizeof(Weight)) {
+      prefetch.step(b);
+      _tile_loadd(6, weights, kStepBytes);
+      _tile_loadd(7, weights + 32, kStepBytes);
+      for (int plane = 0; plane < kPlanes; ++plane, operands += rows * kBlockSteps) {
+        _tile_loadd(4, operands, kRowBytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (rows <= 16) continue;
+        _tile_loadd(5, operands + 16 * kBlockSteps, kRowBytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+  }
+
  private:
   // Cut, not rounded: no finite value becomes infinite. A NaN stays one.
   static Vec upper_half(Vec x) {
@@ -37,7 +63,8 @@ struct NarrowTile {
   }
   // What the upper half leaves of x, exactly; nothing where x is not finite.
   static Vec rest(Vec x, Vec upper) {
-    const __mmask16 finite = _mm512_cmp_ps_mask(abs(x).v, _mm512_set1_ps(std::numeric_limits<float>::infinity()), _CMP_LT_OQ);
+    const __mmask16 finite =
+        _mm512_cmp_ps_mask(abs(x).v, _mm512_set1_ps(std::numeric_limits<float>::infinity()), _CMP_LT_OQ);
     return {_mm512_maskz_sub_ps(finite, x.v, upper.v)};
   }
   static __m512i upper_halves(Vec first, Vec second) {
