@@ -7,7 +7,7 @@
 
 #include "octavo/memory.h"
 #include "tiles/byte_products.h"
-#include "tiles/tile.h"
+#include "tiles/narrow_tile.h"
 #ifdef __AMX_BF16__
 #include "tiles/amx.h"
 #endif
@@ -166,7 +166,12 @@ double measure_flops(ThreadPool& pool, DType dtype) {
     case DType::kInt16:
       return measure_int8(pool) / 2;  // its products are two of bytes
     default:
+#ifdef __AMX_BF16__
+      // Where weights allow it, products are some of bfloat16.
+      return std::max(measure_vectors<Float32Tile>(pool), measure_bfloat16(pool) / NarrowTile::kPlanes);
+#else
       return measure_vectors<Float32Tile>(pool);
+#endif
   }
 }
 

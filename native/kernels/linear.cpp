@@ -1,7 +1,9 @@
-// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output), never K.
+// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output) or the rows, never
+// K.
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int16.h"
 #include "kernels/linear_int8.h"
+#include "kernels/narrow_panel.h"
 #include "kernels/panel_kernel.h"
 #include "octavo/kernels.h"
 #include "octavo/memory.h"
@@ -75,7 +77,8 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
                  const Team& team) {
   switch (weight.dtype()) {
     case DType::kFloat32:
-      return linear_float<Float32Tile>(x, weight, panels, panel_stride, finish, team);
+      return weight.is_narrow() ? linear_float<NarrowTile>(x, weight, panels, panel_stride, finish, team)
+                                : linear_float<Float32Tile>(x, weight, panels, panel_stride, finish, team);
     case DType::kBFloat16:
       return linear_float<BFloat16Tile>(x, weight, panels, panel_stride, finish, team);
     case DType::kInt8:
@@ -85,12 +88,25 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
   }
 }
 
+// Many rows are shared out instead of panels: inputs are then packed where they are multiplied, and do not go from one
+// core's cache to another's. Every worker reads all weights, which pays the sooner the longer it computes on them.
+bool shares_rows(int64_t rows, const Matrix& weight, const Team& team) {
+  const int64_t enough = weight.is_narrow() ? 96 : 160;  // of one worker
+  return team.worker.count > 1 && rows >= enough * team.worker.count;
+}
+View share_of(View rows, Worker worker) {
+  const auto mine = worker.share(rows.rows);
+  return {rows.row(mine.begin), mine.end - mine.begin, rows.columns, rows.stride};
+}
+Team alone(const Team& team) { return {team.pool, {0, 1}, nullptr}; }
+
 }  // namespace
 
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
   switch (weight.dtype()) {
     case DType::kFloat32:
-      return operand_bytes<Float32Tile>(rows, weight.columns());
+      return weight.is_narrow() ? operand_bytes<NarrowTile>(rows, weight.columns())
+                                : operand_bytes<Float32Tile>(rows, weight.columns());
     case DType::kBFloat16:
       return operand_bytes<BFloat16Tile>(rows, weight.columns());
     case DType::kInt16:
@@ -101,6 +117,11 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
 }
 
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team) {
+  if (shares_rows(x.rows, weight, team)) {
+    const View mine = share_of(residual ? *residual : out, team.worker);
+    return linear_then(share_of(x, team.worker), weight, {0, weight.num_panels()}, 0,
+                       StoreTile{weight, residual ? &mine : nullptr, share_of(out, team.worker)}, alone(team));
+  }
   linear_then(x, weight, team.worker.share(weight.num_panels()), 0, StoreTile{weight, residual, out}, team);
 }
 
@@ -108,6 +129,9 @@ bool can_fuse_silu_mul(const Matrix& weight) { return weight.rows() % (2 * kColu
 
 void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team) {
   const int64_t half = weight.num_panels() / 2;
+  if (shares_rows(x.rows, weight, team))
+    return linear_then(share_of(x, team.worker), weight, {0, half}, half,
+                       SiluMulTiles{weight, share_of(out, team.worker)}, alone(team));
   linear_then(x, weight, team.worker.share(half), half, SiluMulTiles{weight, out}, team);
 }
 

@@ -116,6 +116,8 @@ bool Matrix::make_sections(const std::vector<MatrixSource>& sources, Storage sto
 // Decides what stands where; the bytes of it all.
 size_t Matrix::lay_out(const std::vector<MatrixSource>& sources, Storage storage) {
   if (!make_sections(sources, storage)) sections_.clear();
+  narrow_ = dtype_ == DType::kFloat32 && !has_blocks() &&
+            std::ranges::all_of(sources, [](const auto& source) { return source.type == SourceType::kBF16; });
   if ((dtype_ == DType::kInt16) != (storage == Storage::kInt8Row))
     throw std::invalid_argument("dtype int16 and storage int8_row go together");
   if (dtype_ == DType::kInt16 && columns_ > kMaxInt8Columns)
@@ -190,7 +192,7 @@ Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t colu
 
 void Matrix::pack_panel(int64_t p, const float* rows) {
   const int64_t steps = num_steps(), padded = steps * step();
-  if (dtype_ == DType::kFloat32) {
+  if (holds_float32()) {
     float* out = const_cast<float*>(panel<float>(p));
     for (int64_t k = 0; k < padded; ++k)
       for (int64_t c = 0; c < kColumns; ++c) *out++ = rows[c * padded + k];
@@ -291,7 +293,7 @@ void Matrix::row(int64_t n, float* out) const {
       for (int64_t k = 0; k < columns_; ++k)
         out[k] = block_value<Format>(block_panel(p), c, k, CodePlace::of(dtype_, Format::kBits, c, k % kGroup));
     });
-  } else if (dtype_ == DType::kFloat32) {
+  } else if (holds_float32()) {
     const float* in = panel<float>(p) + c;
     for (int64_t k = 0; k < columns_; ++k) out[k] = in[k * kColumns];
   } else if (dtype_ == DType::kInt16) {
@@ -306,7 +308,7 @@ void Matrix::row(int64_t n, float* out) const {
 }
 
 std::string Matrix::format() const {
-  if (!has_blocks()) return dtype_ == DType::kFloat32 ? "float32" : dtype_ == DType::kInt16 ? "int8" : "bfloat16";
+  if (!has_blocks()) return holds_float32() ? "float32" : dtype_ == DType::kInt16 ? "int8" : "bfloat16";
   std::string names;
   for (const Section& s : sections_) {
     const std::string name(type_name(s.type));

@@ -195,6 +195,13 @@ struct Pairs {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16))};
   }
+  Vec even() const {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  }
+  Vec odd() const {
+    const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+    return {_mm256_castsi256_ps(_mm256_and_si256(a, high_half)), _mm256_castsi256_ps(_mm256_and_si256(b, high_half))};
+  }
 };
 
 // The other side of a pair product, in the form in which a tile broadcasts it: two floats, rounded to bf16.
@@ -212,11 +219,7 @@ inline void store_pairs(PairOperand* out, Vec first, Vec second) {
   store_pairs(out + 8, second);
 }
 inline Vec dot(Vec acc, Pairs w, const PairOperand* p) {
-  const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-  const Vec low{_mm256_castsi256_ps(_mm256_slli_epi32(w.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.b, 16))};
-  const Vec high{_mm256_castsi256_ps(_mm256_and_si256(w.a, high_half)),
-                 _mm256_castsi256_ps(_mm256_and_si256(w.b, high_half))};
-  return fma(high, Vec::set1(p->odd), fma(low, Vec::set1(p->even), acc));
+  return fma(w.odd(), Vec::set1(p->odd), fma(w.even(), Vec::set1(p->even), acc));
 }
 
 }  // namespace octavo

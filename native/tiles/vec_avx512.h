@@ -133,6 +133,10 @@ inline void store_interleaved(bf16* out, Vec even, Vec odd) {
 struct Pairs {
   __m512i v;
   static Pairs load(const bf16* p) { return {_mm512_loadu_si512(p)}; }
+  Vec even() const { return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16))}; }
+  Vec odd() const {
+    return {_mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
+  }
 };
 
 // The other side of a pair product, in the form in which a tile broadcasts it.
@@ -163,9 +167,7 @@ inline void store_pairs(PairOperand* out, Vec first, Vec second) {
   store_pairs(out + 8, second);
 }
 inline Vec dot(Vec acc, Pairs w, const PairOperand* a) {
-  const Vec low{_mm512_castsi512_ps(_mm512_slli_epi32(w.v, 16))};
-  const Vec high{_mm512_castsi512_ps(_mm512_and_si512(w.v, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
-  return fma(high, Vec::set1(a->odd), fma(low, Vec::set1(a->even), acc));
+  return fma(w.odd(), Vec::set1(a->odd), fma(w.even(), Vec::set1(a->even), acc));
 }
 #endif
 

@@ -194,6 +194,20 @@ def test_weight_bytes(dtype: Any, options: dict[str, Any], tmp_path: Path) -> No
     assert weight_bytes(checkpoint, ModelConfig.from_hf(config), WeightFormats.plain(dtype)) == expected
 
 
+def test_weight_bytes_of_float32_products(tmp_path: Path) -> None:
+    """Values of bfloat16 stay as they are where a whole matrix has such: q with k and v, gate with up."""
+    folder = tiny_llama(tmp_path / "model")
+
+    def size(types: str | dict[str, str]) -> int:
+        checkpoint = open_checkpoint(write_gguf(tmp_path / "x.gguf", folder, types))
+        return weight_bytes(checkpoint, ModelConfig.from_hf(checkpoint.config), WeightFormats.plain("float32"))
+
+    matrices = sum(p.numel() for p in tiny_model().parameters() if p.ndim == 2)
+    layers, rows, columns = 2, 64 + 32 + 32, 64
+    assert size("F32") - size("BF16") == 2 * matrices
+    assert size({"attn_k": "F32", "": "BF16"}) - size("BF16") == 2 * layers * rows * columns
+
+
 def test_weight_bytes_of_a_matrix_that_must_be_unpacked(tmp_path: Path) -> None:
     """With 16 rows of k, the types of k and v change within a panel of 32 rows."""
     folder = tiny_llama(tmp_path / "model", kv_heads=1)

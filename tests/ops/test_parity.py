@@ -80,9 +80,9 @@ def test_linear_rows_and_threads_leave_no_trace(backend, single, dtype):
     k = 130
     packed, _ = matrices(backend, dtype, normal(75, k, seed=1))
     alone, _ = matrices(single, dtype, normal(75, k, seed=1))
-    x = normal(200, k, seed=2)
+    x = normal(400, k, seed=2)
     whole = CpuOps(backend).linear(x, packed)
-    for first, rows in ((0, 1), (3, 2), (50, 13), (100, 64), (0, 199)):
+    for first, rows in ((0, 1), (3, 2), (50, 13), (100, 64), (0, 199), (1, 399)):
         part = x[first : first + rows]
         assert np.array_equal(CpuOps(backend).linear(part, packed), whole[first : first + rows])
         assert np.array_equal(CpuOps(single).linear(part, alone), whole[first : first + rows])

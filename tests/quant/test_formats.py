@@ -66,7 +66,7 @@ def test_bits() -> None:
     assert MatrixFormat("int8", "blocks").bits("Q4_1") == 5.0
     assert MatrixFormat("int8", "blocks").bits("F16") == 16.0
     assert MatrixFormat("bfloat16", "plain").bits("Q4_1") == 16.0
-    assert MatrixFormat("float32", "plain").bits("BF16") == 32.0
+    assert [MatrixFormat("float32", "plain").bits(type) for type in ("BF16", "F16", "Q4_1")] == [16.0, 32.0, 32.0]
     assert MatrixFormat("int8", "int4").bits("F32") == 5.0
     assert MatrixFormat("bfloat16", "int8").bits("F32") == 8.5
     assert MatrixFormat("int16", "int8_row").bits("F32") == 8.0

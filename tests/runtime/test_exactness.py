@@ -3,6 +3,7 @@ prefix hit, after a preemption, on one thread or two, by the program or eagerly.
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -28,15 +29,18 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def model(request, tmp_path_factory):
-    return tiny_llama(tmp_path_factory.mktemp(request.param), dtype=request.param, vocab=VOCAB, heads=6, kv_heads=2,
-                      hidden=96, max_position_embeddings=2048)  # fmt: skip
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "bfloat16 in float32"])
+def make(request, tmp_path_factory):
+    """An engine of a checkpoint of this type, in it or in another one."""
+    checkpoint, _, dtype = request.param.partition(" in ")
+    model = tiny_llama(tmp_path_factory.mktemp("model"), dtype=checkpoint, vocab=VOCAB, heads=6, kv_heads=2,
+                       hidden=96, max_position_embeddings=2048)  # fmt: skip
+    return functools.partial(make_engine, model, dtype=dtype or "auto")
 
 
 @pytest.fixture(scope="module")
-def engines(model):
-    return {name: make_engine(model, **options) for name, options in WAYS.items()}
+def engines(make):
+    return {name: make(**options) for name, options in WAYS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +107,14 @@ def test_preemption_and_prefix_hits_do_happen(engines):
     assert engines["plain"].stats().prefix_cache_hits >= before + 32
 
 
-def test_long_context_crosses_splits(model):
+def test_long_context_crosses_splits(make):
     """Past 256 tokens attention merges several splits, cut over threads or not: still the same bytes."""
     options = {"max_model_len": 1100, "num_gpu_blocks_override": 300}
     prompt = [3 + (i * 29) % 500 for i in range(1000)]
     ways = [{}, {"num_threads": 1}, {"max_num_batched_tokens": 300}, {"enforce_eager": True, "block_size": 64}]
     answers = []
     for way in ways:
-        engine = make_engine(model, **(options | way))
+        engine = make(**(options | way))
         answers.append(
             run_requests(engine, [make_request("long", prompt, max_tokens=40, temperature=1, logprobs=2)])[0]
         )
@@ -119,12 +123,12 @@ def test_long_context_crosses_splits(model):
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_an_int8_cache_leaves_no_trace(model):
+def test_an_int8_cache_leaves_no_trace(make):
     """Codes and scales are a token's own: no company, chunk, prefix hit or thread changes them."""
     key = (0, 85, 20, 1, 4, 1)
     answers = []
     for way in ("no_prefix_cache", "one_thread", "eager", "small_chunks", "preempting", "large_blocks"):
-        engine = make_engine(model, kv_cache_dtype="int8", **WAYS[way])
+        engine = make(kv_cache_dtype="int8", **WAYS[way])
         crowd = [build("this", key), *(build(f"o{i}", (i % 2, 20 + 9 * i, 20, i % 5, i, 0)) for i in range(5))]
         answers.append(run_requests(engine, crowd)[0])
         answers.append(run_requests(engine, [build("again", key)])[0])
@@ -132,9 +136,9 @@ def test_an_int8_cache_leaves_no_trace(model):
 
 
 @pytest.mark.parametrize("variant", isa.available())
-def test_every_variant_is_exact(model, variant):
+def test_every_variant_is_exact(make, variant):
     key = (0, 70, 20, 2, 4, 1)
-    single = run_requests(make_engine(model, isa=variant, num_threads=1), [build("single", key)])[0]
-    engine = make_engine(model, isa=variant, max_num_batched_tokens=33)
+    single = run_requests(make(isa=variant, num_threads=1), [build("single", key)])[0]
+    engine = make(isa=variant, max_num_batched_tokens=33)
     crowd = [build("this", key), *(build(f"o{i}", (i % 2, 20 + 9 * i, 20, i % 5, i, 0)) for i in range(8))]
     assert run_requests(engine, crowd)[0] == single

@@ -56,10 +56,9 @@ def test_halves_that_are_no_whole_panels_are_not_fused(tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [{}, {"tie": True}, {"attention_bias": True, "mlp_bias": True}, {"heads": 8}])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_program_and_eager_agree_to_the_bit(tmp_path, dtype, overrides):
-    model = tiny_llama(tmp_path, dtype=dtype, **overrides)
+@pytest.mark.parametrize(("checkpoint", "dtype"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "float32")])
+def test_program_and_eager_agree_to_the_bit(tmp_path, checkpoint, dtype, overrides):
+    model = tiny_llama(tmp_path, dtype=checkpoint, **overrides)
     tokens = [(i * 37) % 500 + 3 for i in range(200)]  # several chunks of logits
-    assert np.array_equal(
-        all_logits(make_engine(model), tokens), all_logits(make_engine(model, enforce_eager=True), tokens)
-    )
+    program, eager = make_engine(model, dtype=dtype), make_engine(model, dtype=dtype, enforce_eager=True)
+    assert np.array_equal(all_logits(program, tokens), all_logits(eager, tokens))

@@ -7,6 +7,7 @@
 // Plain panels hold values in the matrix's dtype; their steps are padded with zeros to whole blocks of 16 (64 bytes of
 // packed activations, and the depth of an AMX tile):
 //   float32: a step is 1 k, a vector [16 columns];   bfloat16: 2 k, [16 columns][2 k];   int8: 4 k, [16 columns][4 k]
+// A float32 matrix whose sources are all BF16 is narrow: its panels hold them as they are, in the bfloat16 layout.
 // Behind the codes of an int8 panel stand the scales of its columns and the sums of their codes (Int8Columns).
 // Block panels keep the integers of a block type. A step is a group of 32 k: first the codes, as the products want them
 // (see CodePlace), then for each scale of a group [32] scales, then [32] minimums where the type has them. What stands
@@ -111,10 +112,13 @@ class Matrix {
   const uint8_t* packed() const { return data<const uint8_t>(); }  // all panels, and what stands behind them
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
+  // The values of a float32 matrix are all bfloat16's, and kept in half of the bytes.
+  bool is_narrow() const { return narrow_; }
+
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
   // Of plain panels, and of block panels unpacked to bfloat16; a step is so many k, four bytes of a column.
   int64_t num_steps() const { return round_up(divide_up(columns_, step()), kBlockSteps); }
-  int64_t step() const { return dtype_ == DType::kFloat32 ? 1 : dtype_ == DType::kInt16 ? 4 : 2; }
+  int64_t step() const { return holds_float32() ? 1 : dtype_ == DType::kInt16 ? 4 : 2; }
   int64_t num_groups() const { return divide_up(columns_, kGroup); }
 
   bool has_blocks() const { return !sections_.empty(); }
@@ -157,6 +161,7 @@ class Matrix {
   };
 
   Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
+  bool holds_float32() const { return dtype_ == DType::kFloat32 && !narrow_; }
   size_t lay_out(const std::vector<MatrixSource>& sources, Storage storage);
   int64_t code_bytes() const { return num_steps() * kPanelColumns * 4; }
   bool make_sections(const std::vector<MatrixSource>& sources, Storage storage);
@@ -179,6 +184,7 @@ class Matrix {
 
   int64_t rows_, columns_;
   DType dtype_;
+  bool narrow_ = false;
   std::vector<float> bias_;
   std::vector<Section> sections_;  // empty: plain
   Arena::Piece memory_;

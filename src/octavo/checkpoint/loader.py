@@ -72,9 +72,10 @@ def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, formats: WeightFor
             sources = [checkpoint.tensors[prefix + name] for name in shapes if prefix + name in checkpoint.tensors]
             if not keeps_blocks(sources, form.storage):
                 form = MatrixFormat(form.dtype, "plain")
+            mixed = form.storage == "plain" and len({source.type for source in sources}) > 1
             for name, shape in shapes.items():
                 source = checkpoint.tensors.get(prefix + name)
-                bits += math.prod(shape) * form.bits(source.type if source else "F32")
+                bits += math.prod(shape) * form.bits(source.type if source and not mixed else "F32")
             shapes = {**weight.bias_shapes(config)}
         bits += 32 * sum(map(math.prod, shapes.values()))
     return int(bits) // 8

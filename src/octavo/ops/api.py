@@ -36,9 +36,10 @@ Vector = Any  # a backend's float32 vector
 DType = Literal["float32", "bfloat16"]
 ActivationDType = Literal["float32", "bfloat16", "int8", "int16"]
 CacheDType = Literal["float32", "bfloat16", "int8"]
-# How a matrix keeps its values: in its dtype; block types as the checkpoint has them (else plain); quantised when
-# packed, to groups of 32 with a half-precision scale (int8: symmetric, Q8_0) or scale and minimum (int4: Q4_1), or to
-# int8 with a float32 scale for each row (int8_row, with dtype int16 and only with that).
+# How a matrix keeps its values: in its dtype (of float32 in bfloat16, if its sources are all BF16); block types as the
+# checkpoint has them (else plain); quantised when packed, to groups of 32 with a half-precision scale (int8: symmetric,
+# Q8_0) or scale and minimum (int4: Q4_1), or to int8 with a float32 scale for each row (int8_row, with dtype int16 and
+# only with that).
 Storage = Literal["plain", "blocks", "int8", "int4", "int8_row"]
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]

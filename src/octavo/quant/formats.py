@@ -47,7 +47,7 @@ class MatrixFormat:
         return f"{weights}, {self.dtype} activations"
 
     def bits(self, source_type: str) -> float:
-        """Bits of a packed value that comes from a checkpoint tensor of this type."""
+        """Bits of a packed value of a matrix whose checkpoint tensors are of this type."""
         if self.storage == "int8_row":
             return BITS["int8"]
         if self.storage == "int8":
@@ -56,7 +56,8 @@ class MatrixFormat:
             return BITS["Q4_1"]
         if self.storage == "blocks" and source_type in BLOCK_TYPES:
             return BITS[source_type]
-        return BITS["F32" if self.dtype == "float32" else "BF16"]
+        # float32 products lose nothing where the values of bfloat16 stay what they are.
+        return BITS["F32" if self.dtype == "float32" and source_type != "BF16" else "BF16"]
 
 
 @dataclass(frozen=True, slots=True)
