@@ -10,6 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kColumns = Matrix::kPanelColumns;
+constexpr int64_t kRowsWorthTaking = 256;  // no kernel packs more at once
 
 // All row blocks times this worker's panels. Finish::kPanels panels, `panel_stride` apart, make one call of `finish`.
 template <class Tile, class Finish>
@@ -85,6 +86,17 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
   }
 }
 
+// Of a long prompt a worker takes rows, those of its share in every other op, and all panels: what it reads is in its
+// own cache, and nobody waits. Weights are then read as often as before, if each has as many rows as are packed at
+// once.
+bool takes_rows(int64_t rows, Worker worker) { return worker.count > 1 && rows >= worker.count * kRowsWorthTaking; }
+
+View rows_of(View view, Worker::Range rows) {
+  return {view.row(rows.begin), rows.end - rows.begin, view.columns, view.stride};
+}
+
+Team alone(const Team& team) { return {team.pool, Worker{0, 1}, nullptr}; }
+
 }  // namespace
 
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
@@ -101,12 +113,21 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
 }
 
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team) {
+  if (takes_rows(x.rows, team.worker)) {
+    const Worker::Range mine = team.worker.share(x.rows);
+    const View own_residual = residual ? rows_of(*residual, mine) : View{};
+    return linear(rows_of(x, mine), weight, residual ? &own_residual : nullptr, rows_of(out, mine), alone(team));
+  }
   linear_then(x, weight, team.worker.share(weight.num_panels()), 0, StoreTile{weight, residual, out}, team);
 }
 
 bool can_fuse_silu_mul(const Matrix& weight) { return weight.rows() % (2 * kColumns) == 0; }
 
 void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team) {
+  if (takes_rows(x.rows, team.worker)) {
+    const Worker::Range mine = team.worker.share(x.rows);
+    return linear_silu_mul(rows_of(x, mine), weight, rows_of(out, mine), alone(team));
+  }
   const int64_t half = weight.num_panels() / 2;
   linear_then(x, weight, team.worker.share(half), half, SiluMulTiles{weight, out}, team);
 }
