@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.bench.serve import Outcome, arrival_times, sum_up
+from octavo.cli.bench.outcomes import Outcome, sum_up
 from octavo.cli.main import main
 from support.checkpoints import tiny_llama
 from support.served import ServerProcess
 
+OBJECTIVES = "ttft:MILLISECONDS, tpot:MILLISECONDS, e2el:MILLISECONDS"
 SIZES = ["--random-input-len", "6", "--random-output-len", "5", "--num-prompts", "7", "--max-concurrency", "3"]
 
 
@@ -93,12 +93,60 @@ def test_sums() -> None:
     assert figures["median_e2el_ms"] == pytest.approx(230)
 
 
-def test_times_of_arrival() -> None:
-    assert list(itertools.islice(arrival_times(float("inf"), 0), 3)) == [0, 0, 0]
-    times = list(itertools.islice(arrival_times(10, seed=1), 2001))
-    assert times[0] == 0 and times == sorted(times)
-    assert times[-1] == pytest.approx(200, rel=0.1)
-    assert times == list(itertools.islice(arrival_times(10, seed=1), 2001))
+def test_goodput_counts_the_answers_that_meet_every_objective() -> None:
+    outcomes = [
+        Outcome(output_len=3, ttft=0.1, gaps=[0.02, 0.04]),  # 30 ms a token
+        Outcome(output_len=3, ttft=0.1, gaps=[0.04, 0.06]),
+        Outcome(output_len=1, ttft=0.3),
+        Outcome(output_len=3, ttft=0.1, gaps=[0.02, 0.02], error="broken"),
+    ]
+    assert sum_up(outcomes, 2.0, objectives={"ttft": 200, "tpot": 40})["request_goodput"] == 0.5
+    assert sum_up(outcomes, 2.0, objectives={"e2el": 300})["request_goodput"] == 1.5
+    assert "request_goodput" not in sum_up(outcomes, 2.0)
+
+
+def test_chosen_figures(fake_server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--goodput",
+        "ttft:60000",
+        "e2el:0.0001",
+        "--percentile-metrics",
+        "ttft",
+        "--metric-percentiles",
+        "50,99.9",
+    ]
+    file = tmp_path / "figures.json"
+    assert main(["bench", "serve", "--base-url", fake_server.url, *SIZES, *words, "--output-json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^Request goodput \(req/s\): +0.00$", out, re.M)
+    assert "P99.9 TTFT (ms):" in out and "P50 TTFT (ms):" in out and "TPOT" not in out
+    figures = json.loads(file.read_text())
+    assert figures["goodput"] == {"ttft": 60000.0, "e2el": 0.0001} and "p99.9_itl_ms" in figures
+
+
+def test_prompts_of_a_file(fake_server: Any, tmp_path: Path) -> None:
+    lines = [{"prompt": "one", "output_tokens": 3}, {"prompt": "two"}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--dataset-name", "custom", "--dataset-path", str(file), "--num-prompts", "3"]
+    assert main(["bench", "serve", "--base-url", fake_server.url, *words]) == 0
+    sent = [(body["prompt"], body["max_tokens"]) for _, body, _ in fake_server.requests[1:]]
+    assert sorted(sent) == [("one", 3), ("one", 3), ("two", 256), ("two", 256)]
+
+
+def test_host_and_port(fake_server: Any) -> None:
+    assert main(["bench", "serve", "--port", fake_server.url.rpartition(":")[2], *SIZES]) == 0
+    assert len(fake_server.requests) == 1 + 1 + 7
+
+
+def test_chat(fake_server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one"}\n')
+    words = ["--dataset-name", "custom", "--dataset-path", str(file), "--num-prompts", "1", "--output-len", "4"]
+    assert main(["bench", "serve", "--base-url", fake_server.url, "--backend", "openai-chat", *words]) == 0
+    path, body, _ = fake_server.requests[-1]
+    assert path == "/v1/chat/completions" and body["max_tokens"] == 4
+    assert body["messages"] == [{"role": "user", "content": "one"}]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +155,26 @@ def test_times_of_arrival() -> None:
         (["--num-prompts", "0"], "--num-prompts is 0; it must be at least 1"),
         (["--max-concurrency", "0"], "--max-concurrency is 0; it must be at least 1"),
         (["--request-rate", "0"], "--request-rate is 0.0; it must be above 0 (inf: all at once)"),
+        (["--burstiness", "0"], "--burstiness is 0.0; it must be above 0"),
+        (["--random-range-ratio", "1"], "--random-range-ratio is 1.0; it must be at least 0 and below 1"),
+        (["--base-url", "x", "--port", "1"], "--base-url is 'x'; it must be absent with --host or --port"),
+        (["--output-len", "0"], "--output-len is 0; it must be at least 1"),
+        (
+            ["--goodput", "ttft"],
+            "--goodput has 'ttft'; allowed: ttft:MILLISECONDS, tpot:MILLISECONDS, e2el:MILLISECONDS",
+        ),
+        (
+            ["--goodput", "itl:5"],
+            "--goodput has 'itl:5'; allowed: ttft:MILLISECONDS, tpot:MILLISECONDS, e2el:MILLISECONDS",
+        ),
+        (
+            ["--dataset-name", "custom"],
+            "--dataset-name is 'custom'; --dataset-path goes with custom and sharegpt alone, and they with it",
+        ),
+        (
+            ["--dataset-path", "x"],
+            "--dataset-name is 'random'; --dataset-path goes with custom and sharegpt alone, and they with it",
+        ),
     ],
 )
 def test_wrong_options(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.core.beams import BeamSearch, num_candidates
 from octavo.core.block_pool import BlockPool
@@ -108,7 +108,7 @@ class FakeRunner:
         self.plans: list[StepPlan] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
-        self.plans.append(plan)
+        self.plans.append(replace(plan, scheduled=[replace(row) for row in plan.scheduled]))  # it may be changed later
         if self.explodes:
             self.explodes = False
             for transfer in plan.transfers[: len(plan.transfers) // 2]:

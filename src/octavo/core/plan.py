@@ -82,14 +82,20 @@ class ScheduledRequest:
 
 @dataclass(slots=True)
 class StepPlan:
+    """One step's work, until its results are taken in: the next plan may be this one, moved on (steady.py)."""
+
     scheduled: list[ScheduledRequest]
     preempted: list[Request] = field(default_factory=list)
     outgrown: list[Request] = field(default_factory=list)  # ended: alone they need more than the whole pool
     transfers: list[Transfer] = field(default_factory=list)
+    num_scheduled_tokens: int = field(init=False)
 
-    @property
-    def num_scheduled_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.scheduled)
+    def __post_init__(self) -> None:
+        self.num_scheduled_tokens = sum(row.num_tokens for row in self.scheduled)
+
+    def add(self, row: ScheduledRequest) -> None:
+        self.scheduled.append(row)
+        self.num_scheduled_tokens += row.num_tokens
 
 
 @dataclass(slots=True)

@@ -27,12 +27,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from octavo.core.admission import check_size
+from octavo.core.ends import due_end
 from octavo.core.kv_manager import KVManager, Prefix
 from octavo.core.plan import RequestUpdate, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.core.policy import Policy
 from octavo.core.preemption import Preemption, Recompute
 from octavo.core.queues import Queues
 from octavo.core.rows import Rows
+from octavo.core.steady import is_steady, move_on
 from octavo.errors import InvalidRequestError
 from octavo.request import FinishReason, Request, RequestStatus, TokenLogprobs
 
@@ -68,6 +70,7 @@ class Scheduler:
         self.num_steps = 0
         self.step_tokens = 0  # tokens scheduled in the last step
         self._requests: dict[str, Request] = {}  # by request_id: waiting and running
+        self._steady_plan: StepPlan | None = None  # the last step's, where the next one can be the same
 
     @property
     def has_unfinished(self) -> bool:
@@ -109,14 +112,20 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step's work. Nothing is scheduled only when no request is unfinished, or when the last one of them
         has just outgrown the pool."""
-        plan = StepPlan(scheduled=[])
+        plan, self._steady_plan = self._steady_plan, None
+        if plan is None or self.queues.may_admit or not move_on(plan, self.kv):
+            plan = self._make_plan()
+        plan.transfers = self.kv.take_transfers()
+        self.num_steps += 1
+        self.step_tokens = plan.num_scheduled_tokens
+        return plan
+
+    def _make_plan(self) -> StepPlan:
+        plan = StepPlan([])
         budget = self._schedule_running(plan, self.max_num_batched_tokens)
         # Where blocks are short, whoever came now would be the next victim.
         if self.queues.may_admit and not plan.preempted:
             self._schedule_waiting(plan, budget)
-        plan.transfers = self.kv.take_transfers()
-        self.num_steps += 1
-        self.step_tokens = plan.num_scheduled_tokens
         return plan
 
     def _schedule_running(self, plan: StepPlan, budget: int) -> int:
@@ -212,7 +221,7 @@ class Scheduler:
             row.num_scored = min(start + num_tokens, request.num_prompt_tokens - 1) - start
         if samples and request.forks:
             row.forks = self._start_forks(request)
-        plan.scheduled.append(row)
+        plan.add(row)
         return num_tokens
 
     def _start_forks(self, first: Request) -> list[Request]:
@@ -293,6 +302,7 @@ class Scheduler:
                 for fork, forked in zip(row.forks, outcome.forks, strict=True):
                     if self.kv.holds_blocks(fork):
                         updates.append(self._update_fork(fork, row, forked))
+        self._steady_plan = plan if is_steady(plan, updates, self.running) else None
         return updates
 
     def _forget_swaps(self, plan: StepPlan) -> None:
@@ -338,10 +348,11 @@ class Scheduler:
         token_id = outcome.token_id
         assert token_id is not None, f"request {request.request_id}: a row that samples has a token"
         request.token_ids.append(token_id)
-        self._finish_if_due(request, token_id)
-        return RequestUpdate(
-            request, [token_id], None if outcome.logprobs is None else [outcome.logprobs], prompt_logprobs
-        )
+        end = due_end(request, token_id, self.max_request_tokens)
+        if end is not None:
+            self._finish(request, end.reason, stop_reason=end.stop_token_id)
+        logprobs = None if outcome.logprobs is None else [outcome.logprobs]
+        return RequestUpdate(request, [token_id], logprobs, prompt_logprobs)
 
     def _update_beam(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate | None:
         if outcome.error is not None:
@@ -360,17 +371,6 @@ class Scheduler:
         request.num_computed_tokens = row.start + row.num_tokens
         self.kv.publish(request)
 
-    def _finish_if_due(self, request: Request, token_id: int) -> None:
-        """End the request if its newest token does. Stop beats length on the same token."""
-        params, num_output_tokens = request.params, request.num_output_tokens
-        may_stop = num_output_tokens >= params.min_tokens
-        if may_stop and not params.ignore_eos and token_id in request.source.eos_token_ids:
-            self._finish(request, FinishReason.STOP)
-        elif may_stop and params.stop_token_ids and token_id in params.stop_token_ids:
-            self._finish(request, FinishReason.STOP, stop_reason=token_id)
-        elif num_output_tokens == params.max_tokens or request.num_tokens == self.max_request_tokens:
-            self._finish(request, FinishReason.LENGTH)
-
     def _finish(
         self, request: Request, reason: FinishReason, *, stop_reason: int | None = None, error: str | None = None
     ) -> None:
@@ -386,6 +386,7 @@ class Scheduler:
             request.fork_from.forks.remove(request)
         self.rows.remove(request)
         self.queues.remove(request)
+        self._steady_plan = None  # it may be in it
         del self._requests[request.request_id]
         request.is_swapped_out = False
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error

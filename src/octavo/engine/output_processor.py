@@ -115,13 +115,12 @@ class SampleState:
 
     def take_delta(self) -> CompletionOutput | None:
         """What is new since the last call; None when nothing is."""
-        start, self._num_taken = self._num_taken, self._num_shown
+        start, end = self._num_taken, self._num_shown
         text = self._detokenizer.take_delta() if self._detokenizer is not None else ""
-        ended = self.finished and not self._end_taken
-        if not (text or ended or self._num_taken > start):
+        if not text and end == start and (self._end_taken or not self.finished):
             return None
-        self._end_taken = self.finished
-        return self._output(text, start)
+        self._num_taken, self._end_taken = end, self.finished
+        return self._output(text, start, end)
 
     @property
     def _num_shown(self) -> int:
@@ -131,10 +130,9 @@ class SampleState:
         return self._detokenizer.num_released_tokens
 
     def output(self) -> CompletionOutput:
-        return self._output(self._detokenizer.text if self._detokenizer is not None else "", 0)
+        return self._output(self._detokenizer.text if self._detokenizer is not None else "", 0, self._num_shown)
 
-    def _output(self, text: str, start: int) -> CompletionOutput:
-        end = self._num_shown
+    def _output(self, text: str, start: int, end: int) -> CompletionOutput:
         return CompletionOutput(
             index=self.source.sample_index,
             text=text,
@@ -169,10 +167,8 @@ class RequestState:
     def finished(self) -> bool:
         return self.num_unfinished == 0
 
-    def unfold(self, sample: SampleState, delta: TokenDelta) -> list[tuple[SampleState, TokenDelta]]:
-        """A delta and whom it is for: the end of a beam search is news for all its samples."""
-        if sample.source.beams is None:
-            return [(sample, delta)]
+    def unfold(self, delta: TokenDelta) -> list[tuple[SampleState, TokenDelta]]:
+        """The end of a beam search is news for all its samples: each with its own."""
         hypotheses = (delta.hypotheses or [])[: len(self.samples)]
         if hypotheses and len(hypotheses) < len(self.samples):  # a vocabulary smaller than the beam is wide
             self.num_unfinished -= len(self.samples) - len(hypotheses)
@@ -253,8 +249,11 @@ class OutputProcessor:
             sample = self._samples.get(delta.request_id)
             if sample is None:
                 continue  # ended by a stop string or an abort while the engine was still at it
-            for each, its_delta in sample.request.unfold(sample, delta):
-                self._take(each, its_delta, now, news)
+            if sample.source.beams is None:
+                self._take(sample, delta, now, news)
+            else:
+                for beam, its_delta in sample.request.unfold(delta):
+                    self._take(beam, its_delta, now, news)
             updated[id(sample.request)] = sample.request
         news.updated = list(updated.values())
         return news

@@ -55,13 +55,16 @@ class Runner:
         batch = self.executor.batch(plan)
         # Its logit rows: one for each request that samples, then those that score prompts.
         sampling: list[Request] = []
+        is_plain = True  # one token for each row, and nothing else
         for row in plan.scheduled:
-            if row.forks:
-                sampling += row.sampling
-            elif row.samples:
+            if row.samples and not row.forks:
                 sampling.append(row.request)
+            else:
+                sampling += row.sampling
+                is_plain = False
+            is_plain = is_plain and not row.num_scored
         sampled = as_results(self.executor.run(batch, self.sampler.rows(sampling)))
-        if len(sampling) == len(plan.scheduled) and not any(row.num_scored or row.forks for row in plan.scheduled):
+        if is_plain:
             return sampled
         tokens = iter(sampled)
         results = []

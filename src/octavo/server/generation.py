@@ -173,7 +173,8 @@ class Usage:
         self._prompt_tokens[prompt_index] = len(output.prompt_token_ids)
         if output.num_cached_tokens is not None:
             self._cached_tokens[prompt_index] = output.num_cached_tokens
-        self.completion_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+        for sample in output.outputs:
+            self.completion_tokens += len(sample.token_ids)
 
     @property
     def prompt_tokens(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import logging
 import math
@@ -70,6 +71,8 @@ async def _serve(engine_config: EngineConfig, server_config: ServerConfig) -> in
             llm, app = await starting
             try:
                 _print_start(llm, app, listener)
+                gc.collect()  # what lives now lives as long as the process:
+                gc.freeze()  # no collection need look at it again
                 return await _serve_app(listener, app, server_config, stopped)
             finally:
                 await llm.close()

@@ -30,8 +30,9 @@ Failure = Callable[[Exception], bytes]  # the event that tells of an error
 
 def event(record: dict[str, Any], name: str | None = None) -> bytes:
     data = msgspec.json.encode(record)
-    for raw, escaped in _LINE_ENDS:
-        data = data.replace(raw, escaped)
+    if not data.isascii():
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + data + b"\n\n"
 

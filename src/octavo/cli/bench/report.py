@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import statistics
+import math
 import subprocess
 import time
 from collections.abc import Sequence
@@ -18,12 +18,18 @@ from octavo.config import EngineConfig
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """What `share` percent of `values` do not exceed, by linear interpolation."""
+    ranked = sorted(values)
+    place = share / 100 * (len(ranked) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ranked) - 1)
+    return ranked[below] + (place - below) * (ranked[above] - ranked[below])
+
+
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """The PERCENTILES of `values` by linear interpolation, under their numbers as text."""
-    if len(values) == 1:
-        return {str(p): values[0] for p in PERCENTILES}
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return {str(p): cuts[p - 1] for p in PERCENTILES}
+    """The PERCENTILES of `values`, under their numbers as text."""
+    return {str(share): percentile(values, share) for share in PERCENTILES}
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], num_text_columns: int = 1) -> None:
