@@ -10,7 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kColumns = Matrix::kPanelColumns;
-constexpr int64_t kRowsWorthTaking = 256;  // no kernel packs more at once
+constexpr int64_t kRowsAtOnce = 256;  // no kernel packs more
 
 // All row blocks times this worker's panels. Finish::kPanels panels, `panel_stride` apart, make one call of `finish`.
 template <class Tile, class Finish>
@@ -87,9 +87,9 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
 }
 
 // Of a long prompt a worker takes rows, those of its share in every other op, and all panels: what it reads is in its
-// own cache, and nobody waits. Weights are then read as often as before, if each has as many rows as are packed at
-// once.
-bool takes_rows(int64_t rows, Worker worker) { return worker.count > 1 && rows >= worker.count * kRowsWorthTaking; }
+// own cache, and nobody waits. Nor are weights read more often, where as many parts are packed at once as there are
+// workers.
+bool takes_rows(int64_t rows, Worker worker) { return worker.count > 1 && rows > (worker.count - 1) * kRowsAtOnce; }
 
 View rows_of(View view, Worker::Range rows) {
   return {view.row(rows.begin), rows.end - rows.begin, view.columns, view.stride};
