@@ -88,7 +88,7 @@ $(STAMPS)/check: $(STAMPS)/install
 check: $(STAMPS)/check
 	@$(BIN)/ruff check --output-format concise .
 	@$(BIN)/ruff format --check --quiet . || { echo "make format puts this right"; exit 1; }
-	@$(BIN)/mypy -p octavo.core -p octavo.engine -p octavo.server -m octavo.request -m octavo.config
+	@$(BIN)/mypy -p octavo.core -p octavo.engine -p octavo.server -m octavo.request -m octavo.pooling -m octavo.config
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	@$(BIN)/python tests/test_architecture.py
 

@@ -10,6 +10,8 @@ import pytest
 # Before the libraries are imported: no test reaches the network, and the oracles leave the cores to octavo.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+# Nor the user's cache folder. Tests of it name another one.
+os.environ["OCTAVO_PACKED_CACHE"] = "0"
 
 
 @pytest.fixture(scope="session")

@@ -19,11 +19,12 @@ MAX_FUNCTION_LINES = 60
 
 # Who may import whom. `sampling.validate` stands with the leaves: it is the part of SamplingParams that checks it.
 # `core.plan` stands by itself: it is what control plane and compute plane hand each other.
-LEAVES = {"errors", "config", "request", "sampling.validate"}
+LEAVES = {"errors", "pooling", "config", "request", "sampling.validate"}
 ARROWS = {
     "errors": set(),
-    "config": {"errors"},
-    "request": {"errors", "sampling.validate"},
+    "pooling": {"errors"},
+    "config": {"errors", "pooling"},
+    "request": {"errors", "pooling", "sampling.validate"},
     "sampling.validate": {"errors", "request"},
     "core": LEAVES | {"core.plan"},
     "core.plan": LEAVES,

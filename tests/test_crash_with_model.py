@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo import LLM, AsyncLLM, EngineConfig, SamplingParams
+from octavo import LLM, AsyncLLM, EngineConfig, PoolingParams, SamplingParams
 from octavo.engine.supervisor import SupervisedClient
 from octavo.request import BeamSearchParams, RequestOutput
 from support.checkpoints import tiny_llama, tiny_tokenizer
@@ -146,6 +146,31 @@ async def test_a_beam_search_and_the_probe(tiny, undisturbed):
         found = [(output.prompt_token_ids + list(sample.token_ids), sample.score) for sample in output.outputs]
         assert found == [(beam.tokens, beam.score) for beam in expected.sequences] and len(found) == 3
         assert b'vllm:engine_restarts_total{engine="0"' in llm.metrics.render()
+    finally:
+        await llm.close()
+
+
+async def test_embeddings(tiny, undisturbed):
+    """Of prompts of several steps each, with streams beside them; those cut off begin again."""
+    prompts = [f"{i} " + "Once upon a time there was a small engine. " * (10 * (i % 3)) for i in range(9)]
+    params = [PoolingParams(pooling_type="mean" if i % 2 else "last") for i in range(9)]
+    expected = undisturbed.embed(prompts, pooling_params=params, use_tqdm=False)
+    work = calls(4, 100)
+    llm = await AsyncLLM.start(EngineConfig(model=str(tiny), **OPTIONS))
+
+    async def embed(index: int) -> list[float]:
+        (output,) = [output async for output in llm.encode(prompts[index], params[index])]
+        return output.outputs.embedding
+
+    try:
+        streams = Streams(llm)
+        *found, _, _ = await asyncio.gather(
+            *(embed(index) for index in range(9)),
+            streams.run(work),
+            streams.strike(signal.SIGKILL, 2, 4, random.Random(2)),
+        )
+        assert found == [output.outputs.embedding for output in expected]
+        assert llm.stats.num_restarts == 2
     finally:
         await llm.close()
 

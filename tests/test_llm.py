@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from octavo.errors import ConfigError, InvalidRequestError, OctavoError
+from octavo.errors import ConfigError, InvalidRequestError, OctavoError, RequestFailedError
 from octavo.llm import LLM
+from octavo.pooling import PoolingParams
 from octavo.request import SamplingParams
 from octavo.text.chat_template import ChatTemplate
-from support.fake_runner import FakeRunner, expected_answer, make_request
+from support.fake_runner import FakeRunner, expected_answer, make_embedding, make_request
 from support.front import END, build_fake_engine, small_front_end, small_tokenizer
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}!{% endif %}"
@@ -254,3 +255,37 @@ def test_the_progress_bar(monkeypatch, capsys):
 def test_no_bar_where_nobody_watches(capsys):
     make_llm().generate([[1], [2]], SamplingParams(max_tokens=3))
     assert capsys.readouterr() == ("", "")
+
+
+def test_embeddings_stand_in_the_order_of_their_prompts():
+    prompts: list[Any] = ["Hello", [1, 2, 3], {"prompt_token_ids": [4]}]
+    mean = PoolingParams(pooling_type="mean", normalize=False)
+    last = PoolingParams(normalize=False)
+    llm = make_llm()
+    outputs = llm.embed(prompts, pooling_params=[mean, last, mean], use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [[7, 8], [1, 2, 3], [4]]
+    for output, pooling_type in zip(outputs, ("mean", "last", "mean"), strict=True):
+        pooling = PoolingParams(pooling_type=pooling_type, normalize=False)  # type: ignore[arg-type]
+        expected = expected_answer(make_embedding("x", output.prompt_token_ids, pooling), 256)
+        assert output.outputs.data.tobytes() == expected.embedding
+    assert llm.encode([[1, 2, 3]], last, use_tqdm=False)[0].outputs == outputs[1].outputs
+
+
+def test_embeddings_take_no_seed_from_others():
+    first, second = make_llm(seed=3), make_llm(seed=3)
+    second.embed("Hello", use_tqdm=False)
+    assert first.generate("a", use_tqdm=False)[0].seed == second.generate("a", use_tqdm=False)[0].seed
+
+
+def test_wrong_embeddings():
+    llm = make_llm(max_model_len=4)
+    with pytest.raises(InvalidRequestError, match="prompt has 5 tokens; the context is 4 tokens long"):
+        llm.embed([1, 2, 3, 4, 5])
+    with pytest.raises(InvalidRequestError, match="pooling_task is 'score'; it must be 'embed'"):
+        llm.encode("a", pooling_task="score")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="pooling_params has 2 entries for 1 prompts"):
+        llm.embed("a", pooling_params=[PoolingParams()] * 2)
+    runner_of(llm).failing = {"1#0"}
+    with pytest.raises(RequestFailedError, match="no token is allowed"):
+        llm.embed("a", use_tqdm=False)
+    assert len(llm.embed([1, 2, 3, 4], use_tqdm=False)[0].outputs.embedding) == 3

@@ -4,12 +4,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "octavo/attention.h"
+#include "octavo/memory.h"
 #include "octavo/types.h"
 
 namespace octavo {
@@ -27,6 +29,12 @@ using MutableBytes = nb::ndarray<uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, 
 inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
+
+// A mapped file.
+struct Mapping {
+  std::shared_ptr<const Memory> memory;
+  size_t bytes;
+};
 
 // The logits of a step, as the program left them.
 struct LogitRows {

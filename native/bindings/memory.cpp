@@ -21,10 +21,8 @@ using Release = nb::call_guard<nb::gil_scoped_release>;
 // (raw bytes, type, rows, row_order): a TensorSource of ops/api.py.
 using Source = std::tuple<Bytes, std::string, int64_t, std::optional<Ints1D>>;
 
-void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector<Source>& arrays, int64_t columns,
-                 const std::string& dtype, const std::string& storage, std::optional<Floats1D> bias) {
+std::vector<MatrixSource> matrix_sources(const std::vector<Source>& arrays, int64_t columns) {
   std::vector<MatrixSource> sources;
-  int64_t total = 0;
   for (const auto& [bytes, type, rows, row_order] : arrays) {
     const SourceType parsed = source_type(type);
     require(static_cast<int64_t>(bytes.size()) >= rows * static_cast<int64_t>(row_bytes(parsed, columns)),
@@ -32,15 +30,34 @@ void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector
     require(!row_order || static_cast<int64_t>(row_order->size()) == rows,
             "row_order must have one entry for each row");
     sources.push_back({bytes.data(), parsed, rows, row_order ? row_order->data() : nullptr});
-    total += rows;
   }
-  require(!bias || static_cast<int64_t>(bias->size()) == total, "bias must have one entry for each row");
-  std::vector<float> values =
-      bias ? std::vector<float>(bias->data(), bias->data() + bias->size()) : std::vector<float>();
+  return sources;
+}
+
+std::vector<float> bias_values(const std::optional<Floats1D>& bias, const std::vector<MatrixSource>& sources) {
+  if (!bias) return {};
+  int64_t rows = 0;
+  for (const MatrixSource& source : sources) rows += source.rows;
+  require(static_cast<int64_t>(bias->size()) == rows, "bias must have one entry for each row");
+  return std::vector<float>(bias->data(), bias->data() + bias->size());
+}
+
+void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector<Source>& arrays, int64_t columns,
+                 const std::string& dtype, const std::string& storage, std::optional<Floats1D> bias) {
+  const std::vector<MatrixSource> sources = matrix_sources(arrays, columns);
+  std::vector<float> values = bias_values(bias, sources);
   const DType parsed = parse_dtype(dtype);
   const Storage kept = parse_storage(storage);
   nb::gil_scoped_release release;
   new (self) Matrix(pool, arena, sources, columns, parsed, kept, std::move(values));
+}
+
+Matrix packed_matrix(const Mapping& mapping, size_t offset, const std::vector<Source>& arrays, int64_t columns,
+                     const std::string& dtype, const std::string& storage, std::optional<Floats1D> bias) {
+  require(offset % 64 == 0, "a packed matrix begins at a multiple of 64 bytes");
+  const std::vector<MatrixSource> sources = matrix_sources(arrays, columns);
+  return Matrix::packed(mapping.memory, offset, sources, columns, parse_dtype(dtype), parse_storage(storage),
+                        bias_values(bias, sources));
 }
 
 void check_block(const KVCache& cache, int64_t block) {
@@ -59,6 +76,8 @@ void bind_memory(nb::module_& m) {
   nb::class_<Matrix>(m, "Matrix")
       .def("__init__", make_matrix, nb::arg("pool"), nb::arg("arena"), nb::arg("sources"), nb::arg("columns"),
            nb::arg("dtype"), nb::arg("storage"), nb::arg("bias").none())
+      .def_static("packed", packed_matrix, nb::arg("mapping"), nb::arg("offset"), nb::arg("sources"),
+                  nb::arg("columns"), nb::arg("dtype"), nb::arg("storage"), nb::arg("bias").none())
       .def_static(
           "random",
           [](ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, const std::string& dtype,
@@ -74,6 +93,12 @@ void bind_memory(nb::module_& m) {
                    })
       .def_prop_ro("format", &Matrix::format)
       .def_prop_ro("nbytes", &Matrix::bytes)
+      .def_prop_ro(
+          "data",
+          [](const Matrix& self) {
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(self.packed(), {self.bytes()});
+          },
+          nb::rv_policy::reference_internal)
       .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul);
 
   nb::class_<KVCache>(m, "KVCache")

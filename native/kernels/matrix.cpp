@@ -113,7 +113,9 @@ bool Matrix::make_sections(const std::vector<MatrixSource>& sources, Storage sto
   return true;
 }
 
-void Matrix::allocate(Arena& arena, Storage storage) {
+// Decides what stands where; the bytes of it all.
+size_t Matrix::lay_out(const std::vector<MatrixSource>& sources, Storage storage) {
+  if (!make_sections(sources, storage)) sections_.clear();
   if ((dtype_ == DType::kInt16) != (storage == Storage::kInt8Row))
     throw std::invalid_argument("dtype int16 and storage int8_row go together");
   if (dtype_ == DType::kInt16 && columns_ > kMaxInt8Columns)
@@ -127,7 +129,7 @@ void Matrix::allocate(Arena& arena, Storage storage) {
   }
   if (!has_blocks()) bytes = static_cast<size_t>(num_panels() * panel_bytes());
   if (dtype_ == DType::kInt16) bytes += static_cast<size_t>(num_steps() * step()) * sizeof(float);
-  memory_ = arena.allocate(bytes);
+  return bytes;
 }
 
 // Packs all panels. read(n, values, coded) gives row n: its values, or (`reads_values` false) its codes.
@@ -156,8 +158,7 @@ void Matrix::pack(ThreadPool& pool, bool reads_values, Read read) {
 Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
                Storage storage, std::vector<float> bias)
     : Matrix(total_rows(sources), columns, dtype, std::move(bias)) {
-  if (!make_sections(sources, storage)) sections_.clear();
-  allocate(arena, storage);
+  memory_ = arena.allocate(lay_out(sources, storage));
   const bool splits = storage == Storage::kBlocks && has_blocks();
   pack(pool, !splits, [&](int64_t n, float* values, const CodedRow& coded) {
     auto source = sources.begin();
@@ -167,11 +168,21 @@ Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& 
   });
 }
 
+Matrix Matrix::packed(std::shared_ptr<const Memory> memory, size_t offset, const std::vector<MatrixSource>& sources,
+                      int64_t columns, DType dtype, Storage storage, std::vector<float> bias) {
+  Matrix matrix(total_rows(sources), columns, dtype, std::move(bias));
+  const size_t bytes = matrix.lay_out(sources, storage);
+  if (offset > memory->bytes() || bytes > memory->bytes() - offset)
+    throw std::invalid_argument("the packed weights end before this matrix does");
+  void* data = memory->as<uint8_t>() + offset;
+  matrix.memory_ = {std::move(memory), data, bytes};
+  return matrix;
+}
+
 Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, Storage storage,
                       uint64_t seed, float scale) {
   Matrix matrix(rows, columns, dtype, {});
-  if (!matrix.make_sections({{nullptr, SourceType::kF32, rows, nullptr}}, storage)) matrix.sections_.clear();
-  matrix.allocate(arena, storage);
+  matrix.memory_ = arena.allocate(matrix.lay_out({{nullptr, SourceType::kF32, rows, nullptr}}, storage));
   matrix.pack(pool, true,
               [&](int64_t n, float* values, const CodedRow&) { random_row(seed, n, columns, scale, values); });
   return matrix;

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RequestFailedError,
     )
     from octavo.llm import LLM
+    from octavo.pooling import EmbeddingOutput, EmbeddingRequestOutput, PoolingParams
     from octavo.request import (
         BeamSearchOutput,
         BeamSearchParams,
@@ -50,6 +51,8 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "ContextLengthError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineDeadError",
     "FinishReason",
@@ -57,6 +60,7 @@ __all__ = [
     "Logprob",
     "NotFoundError",
     "OctavoError",
+    "PoolingParams",
     "QueueFullError",
     "RequestFailedError",
     "RequestMetrics",
@@ -70,6 +74,7 @@ _HOMES = {
     "octavo.llm": ("LLM",),
     "octavo.async_llm": ("AsyncLLM",),
     "octavo.config": ("EngineConfig",),
+    "octavo.pooling": ("EmbeddingOutput", "EmbeddingRequestOutput", "PoolingParams"),
     "octavo.errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
 

@@ -12,13 +12,16 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
 from octavo.engine.front_end import FrontEnd, load_front_end
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState, StepNews
+from octavo.engine.pooling import as_embedding_output
 from octavo.errors import EngineDeadError, RequestFailedError
+from octavo.pooling import EmbeddingRequestOutput, PoolingParams
 from octavo.request import BeamSearchParams, OutputKind, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class AsyncLLM:
             client.info,
             eos_token_ids=front_end.eos_token_ids,
             max_logprobs=config.max_logprobs,
+            pooling_defaults=front_end.pooling_defaults,
         )
         self._outputs = OutputProcessor(front_end.tokenizer)
         self._streams: dict[str, _Stream] = {}  # by the caller's request id
@@ -70,17 +74,26 @@ class AsyncLLM:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, client: EngineClient | None = None, *, model_name: str | None = None
+        cls,
+        config: EngineConfig,
+        client: EngineClient | None = None,
+        *,
+        model_name: str | None = None,
+        log_options: tuple[str, str] | None = None,
     ) -> AsyncLLM:
         """Start the engine (if no `client` is given, in a process of its own, which is started again when it dies or
         hangs) and read the tokenizer meanwhile.
 
-        `model_name` is the metrics' label. Raises ConfigError, CheckpointError, EngineDeadError; nothing is left then.
+        `model_name` is the metrics' label. `log_options`, of the engine's process: log_format and log_level, as in
+        ServerConfig; None: its warnings go to stderr as they are. Raises ConfigError, CheckpointError, EngineDeadError;
+        nothing is left then.
         """
         if client is None:
+            from octavo.engine.client import ENGINE_COMMAND, ProcessClient
             from octavo.engine.supervisor import SupervisedClient
 
-            client = supervised = SupervisedClient(config)
+            make_client = partial(ProcessClient, command=(*ENGINE_COMMAND, *(log_options or ())))
+            client = supervised = SupervisedClient(config, make_client=make_client)
             supervised.launch()  # before the first await: the caller's own imports may go on beside it
         tasks = starting, loading = (
             asyncio.create_task(client.start()),
@@ -157,12 +170,14 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
         user: str | None = None,
+        report_progress: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
 
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
-        reader gets several steps in one output. `user` is whom the policy `fair` counts it to. Raises
-        InvalidRequestError, RequestFailedError, EngineDeadError.
+        reader gets several steps in one output. `user` is whom the policy `fair` counts it to. With `report_progress`
+        there are outputs before the first token, one whenever more of the prompt has been computed; the last of them
+        may come with that token. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
         """
         return self._follow(
             lambda: self._inputs.process(
@@ -172,6 +187,7 @@ class AsyncLLM:
                 priority=priority,
                 cache_salt=cache_salt,
                 user=user,
+                reports_progress=report_progress,
             )
         )
 
@@ -201,6 +217,32 @@ class AsyncLLM:
                 user=user,
             )
         )
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        user: str | None = None,
+    ) -> AsyncGenerator[EmbeddingRequestOutput, None]:
+        """The one output of a request for an embedding; none where it was aborted. All else as `generate`."""
+        request = self._follow(
+            lambda: self._inputs.process_pooling(
+                self._free_id(request_id),
+                prompt,
+                pooling_params,
+                priority=priority,
+                cache_salt=cache_salt,
+                user=user,
+            )
+        )
+        async with contextlib.aclosing(request) as outputs:
+            async for output in outputs:
+                if output.embedding is not None:
+                    yield as_embedding_output(output)
 
     async def _follow(self, process: Callable[[], ProcessedRequest]) -> AsyncGenerator[RequestOutput, None]:
         """Nothing happens until somebody asks for the first output."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from octavo.errors import ConfigError
+from octavo.pooling import read_pooler_config
 
 MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
 MAX_TIMEOUT_SECONDS = 7 * 24 * 3600  # a longer one is 0, which means never
@@ -44,6 +47,25 @@ def api_key_of_environment() -> str | None:
     return environment("API_KEY") or os.environ.get("VLLM_API_KEY")
 
 
+def responses_store_of_environment() -> bool:
+    """Whether vLLM's name for `enable_responses_store` asks for it."""
+    return os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0").lower() in ("1", "true")
+
+
+def packed_cache_folder(config: EngineConfig) -> Path | None:
+    """Where copies of packed weights are kept, whether it is there or not; None: nowhere."""
+    if not config.enable_packed_cache:
+        return None
+    if config.packed_cache_dir is not None:
+        return Path(config.packed_cache_dir).expanduser().absolute()
+    if (environment("PACKED_CACHE") or "1").strip().lower() in ("0", "false", "no", "off"):
+        return None
+    folder = environment("CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "octavo"
+    )
+    return Path(folder).expanduser().absolute() / "packed"
+
+
 def _check_choices(config: Any) -> None:
     for f in dataclasses.fields(config):
         choices, value = f.metadata.get("choices"), getattr(config, f.name)
@@ -58,6 +80,11 @@ def _check_range(config: Any, name: str, low: float, high: float = float("inf"))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         bound = f"at least {low}" if high == float("inf") else f"in [{low}, {high}]"
         raise ConfigError(f"{name} is {value!r}; it must be {bound}", param=name)
+
+
+def _is_http_url(text: str) -> bool:
+    parts = urlsplit(text)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +146,19 @@ class EngineConfig:
     kv_offload_size: float = option(
         8.0, "most that kv_offload_dir holds; the blocks used longest ago go first", unit="GiB"
     )
+    enable_packed_cache: bool = option(
+        True,
+        "keep a copy of the weights as the kernels read them, which makes the next start faster "
+        "($OCTAVO_PACKED_CACHE=0: keep none where no folder is named)",
+    )
+    packed_cache_dir: str | None = option(
+        None, "folder of these copies; default: packed in $OCTAVO_CACHE_DIR, else in octavo in the user's cache folder"
+    )
+    # A model of 8 billion weights fits when it is quantised. Its bfloat16 does not: as large as the checkpoint, a copy
+    # would be one more model on the disk.
+    packed_cache_size: float = option(
+        8.0, "most that packed_cache_dir holds; the copies used longest ago go first", unit="GiB"
+    )
     # Scheduling
     max_num_seqs: int = option(128, "most requests that run at once", unit="requests")
     max_num_batched_tokens: int = option(2048, "token budget of a step", unit="tokens")
@@ -158,6 +198,11 @@ class EngineConfig:
         "what logprobs are of",
         choices=("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
     )
+    pooler_config: str | dict[str, Any] | None = option(
+        None,
+        "how embeddings are made, as JSON: pooling_type (LAST, MEAN) and normalize (true, false); default: what a "
+        "sentence-transformers folder says, else the last token, normalised",
+    )
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -167,6 +212,7 @@ class EngineConfig:
         _check_range(self, "kv_cache_memory_bytes", 1)
         _check_range(self, "gpu_memory_utilization", 0.01, 1.0)
         _check_range(self, "kv_offload_size", 0.001, MAX_TIER_GIB)
+        _check_range(self, "packed_cache_size", 0.001, MAX_TIER_GIB)
         _check_range(self, "long_prefill_token_threshold", 0)
         _check_range(self, "swap_space", 0, MAX_TIER_GIB)
         _check_range(self, "engine_timeout", 0, MAX_TIMEOUT_SECONDS)
@@ -175,6 +221,8 @@ class EngineConfig:
             raise ConfigError(f"block_size is {self.block_size!r}; it must be a multiple of 16", param="block_size")
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ConfigError("preemption_mode is 'swap', but swap_space is 0; give it some GiB", param="swap_space")
+        if self.packed_cache_dir is not None and not self.packed_cache_dir:
+            raise ConfigError("packed_cache_dir is ''; it must name a folder", param="packed_cache_dir")
         if self.kv_offload_dir is not None and not self.kv_offload_dir:
             raise ConfigError("kv_offload_dir is ''; it must name a folder", param="kv_offload_dir")
         if self.kv_offload_dir is not None and not self.enable_prefix_caching:
@@ -182,6 +230,8 @@ class EngineConfig:
                 f"kv_offload_dir is {self.kv_offload_dir!r}, but without enable_prefix_caching no block is looked for",
                 param="kv_offload_dir",
             )
+        if self.pooler_config is not None:
+            object.__setattr__(self, "pooler_config", read_pooler_config(self.pooler_config))
         if self.max_model_len == -1:  # vLLM's other word for it
             object.__setattr__(self, "max_model_len", "auto")
         if self.max_model_len not in (None, "auto"):
@@ -225,8 +275,26 @@ class ServerConfig:
     metrics_auth: bool = option(False, "guard /metrics with the API key too")
     shutdown_timeout: float = option(30.0, "grace for running requests after SIGTERM", unit="seconds")
     log_level: str = option("info", "least severe message shown", choices=("debug", "info", "warning", "error"))
+    enable_log_requests: bool = option(
+        False,
+        "log each request's id, counts and parameters, and at --log-level debug its prompt; without it, "
+        "nothing of a prompt is in the log",
+    )
+    max_log_len: int | None = option(
+        None, "most characters of a prompt in the log; default: all, where prompts are logged", unit="characters"
+    )
     log_format: str = option("text", "lines of text, or one JSON object a line", choices=("text", "json"))
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of an OpenTelemetry collector (OTLP over HTTP), which gets a span for each request; needs octavo[otel]",
+    )
     response_role: str = option("assistant", "role of chat answers")
+    enable_responses_store: bool = option(
+        False,
+        "keep responses of /v1/responses in memory, for `previous_response_id` (or $VLLM_ENABLE_RESPONSES_API_STORE=1)",
+    )
+    responses_store_size: int = option(1000, "most responses kept; those used longest ago go first", unit="responses")
+    responses_store_bytes: int = option(64 * 1024 * 1024, "most text kept with them", unit="bytes")
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -236,8 +304,17 @@ class ServerConfig:
         _check_range(self, "shutdown_timeout", 0)
         _check_range(self, "client_timeout", 0.001, MAX_TIMEOUT_SECONDS)
         _check_range(self, "max_body_bytes", 1)
+        _check_range(self, "responses_store_size", 1)
+        _check_range(self, "responses_store_bytes", 1)
+        _check_range(self, "max_log_len", 0)
         _check_range(self, "max_num_queued_reqs", 1)
         _check_range(self, "max_num_queued_tokens", 1)
+        if self.otlp_traces_endpoint is not None and not _is_http_url(self.otlp_traces_endpoint):
+            message = (
+                f"otlp_traces_endpoint is {self.otlp_traces_endpoint!r}; it must be a URL such as "
+                "http://127.0.0.1:4318/v1/traces (OTLP over HTTP, whose port is 4318; gRPC's 4317 is not spoken)"
+            )
+            raise ConfigError(message, param="otlp_traces_endpoint")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             message = f"ssl_keyfile is {self.ssl_keyfile!r}, but there is no ssl_certfile"
             raise ConfigError(message, param="ssl_keyfile")

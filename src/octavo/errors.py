@@ -14,6 +14,9 @@ OctavoError                     500  anything of ours
 
 from __future__ import annotations
 
+import reprlib
+from typing import NoReturn
+
 
 class OctavoError(Exception):
     """Base of all. `code` is the machine-readable word in OpenAI's error object; `exit_code` is a program's."""
@@ -33,6 +36,12 @@ class OctavoError(Exception):
 class InvalidRequestError(OctavoError, ValueError):
     status = 400
     code = "invalid_request"
+
+
+def refuse(name: str, value: object, allowed: str) -> NoReturn:
+    """Raises InvalidRequestError. `value` may be a client's: megabytes long, or nested as deeply as the interpreter
+    bears."""
+    raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; it must be {allowed}", param=name)
 
 
 class ContextLengthError(InvalidRequestError):

@@ -22,7 +22,9 @@ from octavo.config import EngineConfig
 from octavo.engine.front_end import load_front_end
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, repeatable_seeds
 from octavo.engine.output_processor import OutputProcessor, RequestState
+from octavo.engine.pooling import as_embedding_output
 from octavo.errors import ConfigError, InvalidRequestError, OctavoError, RequestFailedError
+from octavo.pooling import EmbeddingRequestOutput, PoolingParams
 from octavo.request import (
     BeamSearchOutput,
     BeamSearchParams,
@@ -89,6 +91,7 @@ class LLM:
             eos_token_ids=self._front_end.eos_token_ids,
             max_logprobs=self.config.max_logprobs,
             next_seed=partial(next, repeatable_seeds(seed)),
+            pooling_defaults=self._front_end.pooling_defaults,
         )
 
     def generate(
@@ -135,6 +138,40 @@ class LLM:
         outputs = self._run(processed, use_tqdm)
         tokenizer, skip = self._front_end.tokenizer, params.skip_special_tokens
         return [as_beam_search_output(output, tokenizer, skip_special_tokens=skip) for output in outputs]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector for each prompt, in their order: `.outputs.embedding`, a list of floats, or `.outputs.data`, a
+        NumPy array. Prompts and params as in `generate`. Raises InvalidRequestError before any has run, and
+        RequestFailedError where one failed."""
+        batch = _as_batch(prompts)
+        processed = [
+            self._inputs.process_pooling(str(next(self._request_numbers)), prompt, params)
+            for prompt, params in zip(batch, _one_for_each("pooling_params", pooling_params, len(batch)), strict=True)
+        ]
+        outputs = self._run(processed, use_tqdm)
+        for output in outputs:
+            if output.error is not None:
+                raise RequestFailedError(output.error)
+        return [as_embedding_output(output) for output in outputs]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        pooling_task: Literal["embed"] = "embed",
+    ) -> list[EmbeddingRequestOutput]:
+        """vLLM's other name for `embed`, which is the one task that there is."""
+        if pooling_task != "embed":
+            raise InvalidRequestError(f"pooling_task is {pooling_task!r}; it must be 'embed'", param="pooling_task")
+        return self.embed(prompts, use_tqdm=use_tqdm, pooling_params=pooling_params)
 
     def chat(
         self,
@@ -233,7 +270,9 @@ class LLM:
 
 def _final_output(request: RequestState) -> RequestOutput:
     if request.error is not None:
-        logger.error("request %s failed: %s", request.request_id, request.error)
+        logger.error(
+            "request %s failed: %s", request.request_id, request.error, extra={"request_id": request.request_id}
+        )
     output = request.take_output()
     assert output is not None  # it is finished, and nobody has asked before
     return output

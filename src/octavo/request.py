@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.pooling import PoolingParams
+
 OutputKind = Literal["cumulative", "delta", "final_only"]
 
 
@@ -120,7 +122,8 @@ class EngineRequest:
     `seed` is already resolved; sample `sample_index` of it draws its random numbers from (seed, sample_index,
     position). `eos_token_ids` end the request unless `params.ignore_eos`. `request_id` is unique for the engine's life.
     `fork_of` names the sample of the same prompt that computes it for all. With `beams` the request is a beam search,
-    and `params` are those of its steps (`BeamSearch` in core/beams.py).
+    and `params` are those of its steps (`BeamSearch` in core/beams.py). With `pooling` it wants an embedding of its
+    prompt and no token (`params.max_tokens` is 0).
 
     `output_token_ids` are what the request has said already, to an engine that is no more: it goes on behind them, with
     the bytes that it would have had. A beam search has none, it begins again.
@@ -140,6 +143,8 @@ class EngineRequest:
     fork_of: str | None = None
     beams: BeamSearchParams | None = None
     output_token_ids: list[int] = field(default_factory=list)
+    reports_progress: bool = False  # news after each part of its prompt, until it has an output
+    pooling: PoolingParams | None = None  # with its pooling_type and normalize decided
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +169,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of positions 1 … as far as computed
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known; the KV manager's
     sampling: object = None  # how it samples, from its first token on; the sampler's
+    pooled: object = None  # the sum of its hidden states, as far as computed; runtime/pooling.py's
     forks: list[Request] = field(default_factory=list)  # samples that wait for this one to compute their prompt
     fork_from: Request | None = None  # the one that this one waits for
     awaited: bytes | None = None  # the last block that others are about to compute for it
@@ -203,9 +209,25 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def reports_progress(self) -> bool:
+        """Its caller hears of parts of the prompt, until the first output token."""
+        return self.source.reports_progress and self.num_output_tokens == 0
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """They are given out with the first output token: then the prompt is never scored again."""
         return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Not where something is wanted of each token of the prompt: it is there only when that token is computed."""
+        pooling = self.source.pooling
+        return not self.wants_prompt_logprobs and (pooling is None or pooling.pooling_type != "mean")
+
+    @property
+    def end_without_output(self) -> FinishReason:
+        """Of a request that samples nothing, when its prompt is computed."""
+        return FinishReason.LENGTH if self.source.pooling is None else FinishReason.STOP
 
 
 @dataclass(slots=True)
@@ -276,9 +298,21 @@ class RequestMetrics:
             self.first_scheduled_time = when
 
 
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt has been computed: `num_computed_tokens`, those of the cache included, `seconds` after its first
+    step began."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class RequestOutput:
-    """What `LLM.generate` returns and `AsyncLLM.generate` yields. `prompt_logprobs[0]` is None: nothing precedes it."""
+    """What `LLM.generate` returns and `AsyncLLM.generate` yields. `prompt_logprobs[0]` is None: nothing precedes it.
+    `prompt_progress` is there where it is asked for and new; then `outputs` may have no news."""
 
     request_id: str
     prompt: str | None
@@ -290,3 +324,5 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     seed: int | None = None
     error: str | None = None  # why a sample ended with the finish reason "error"
+    prompt_progress: PromptProgress | None = None
+    embedding: bytes | None = None  # float32, little-endian, of a request that wants one

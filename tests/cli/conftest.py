@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,14 +16,16 @@ import pytest
 class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests: list[tuple[str, dict[str, Any] | None, str | None]] = []  # (path, body, Authorization)
         self.words = ["Grass ", "is ", "grün 😀", "."]
         self.status = 200
         self.failure: str | None = None  # sent as an error event in the middle of a stream
         self.live: list[dict[str, Any]] = []  # the records of GET /live
+        self.live_goes_on = threading.Event()  # before its stream ends
+        self.live_goes_on.set()
         self.num_good = 0  # streams that end well before any fails
         self.counting = threading.Lock()
 
@@ -42,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.requests.append((self.path, None, self.headers["Authorization"]))
         if self.path == "/live":
-            self._stream(f"data: {json.dumps(record)}\n\n" for record in self.server.live)
+            self._stream(self._live())
         else:
             self._json({"object": "list", "data": [{"id": "fake"}]})
 
@@ -55,6 +58,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": {"message": "max_tokens is -1; it must be at least 1", "type": "invalid_request"}})
             return
         self._stream(self._answer(num_streams))
+
+    def _live(self) -> Iterator[str]:
+        for record in self.server.live:
+            yield f"data: {json.dumps(record)}\n\n"
+        self.server.live_goes_on.wait()
 
     def _answer(self, num_streams: int) -> Iterator[str]:
         for i, word in enumerate(self.server.words):
@@ -86,11 +94,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-@pytest.fixture
-def fake_server() -> Iterator[FakeServer]:
-    with FakeServer() as server:
+@contextmanager
+def running(server: FakeServer) -> Iterator[FakeServer]:
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
+        server.live_goes_on.set()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def fake_server() -> Iterator[FakeServer]:
+    with running(FakeServer()) as server:
+        yield server
+
+
+@pytest.fixture
+def fake_server_at() -> Callable[[int], AbstractContextManager[FakeServer]]:
+    """Makes one at a port (0: any)."""
+    return lambda port: running(FakeServer(port))

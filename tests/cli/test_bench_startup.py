@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.cli.bench import startup
 from octavo.cli.bench.common import make_parser, parse
 from octavo.cli.bench.startup import engine_flags, parts_of, wait_until_ready
 from octavo.cli.main import main
@@ -28,6 +29,24 @@ def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         *parts, whole = figures[kind]["median"].values()
         assert min(parts) > 0 and whole == pytest.approx(sum(parts)) and len(figures[kind]["rounds"]) == 1
     assert "offline  first token" in capsys.readouterr().out
+
+
+def test_starts_with_a_copy_of_the_packed_weights_stand_beside_those_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(config: EngineConfig) -> dict[str, float]:
+        return {"all": 1.0 if config.enable_packed_cache else 2.0}
+
+    for name in ("start_offline", "start_server"):
+        monkeypatch.setattr(startup, name, start)
+    file = tmp_path / "startup.json"
+    words = ["--num-iters", "2", "--output-json", str(file)]
+    assert main(["bench", "startup", "x.gguf", "--packed-cache-dir", str(tmp_path), *words]) == 0
+    figures = json.loads(file.read_text())
+    medians = {"offline": 1.0, "served": 1.0, "offline, no copy": 2.0, "served, no copy": 2.0}
+    assert {kind: figures[kind]["median"]["all"] for kind in medians} == medians
+    assert main(["bench", "startup", "x.gguf", "--packed-cache-dir", str(tmp_path), "--no-packed-cache", *words]) == 0
+    assert "offline, no copy" not in json.loads(file.read_text())
 
 
 def test_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

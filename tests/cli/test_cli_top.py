@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +21,7 @@ from rich.console import Console
 from octavo.cli import top
 from octavo.cli.main import main
 
+COOKED = termios.ECHO | termios.ICANON
 RECORD: dict[str, Any] = {
     "model": "tiny",
     "alive": True,
@@ -50,9 +60,9 @@ RECORD: dict[str, Any] = {
 }
 
 
-def drawn(record: dict[str, Any], width: int = 80, speeds: tuple[float, ...] = ()) -> list[str]:
+def drawn(record: dict[str, Any], width: int = 80, speeds: tuple[float, ...] = (), **options: Any) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width).print(top.draw(record, speeds, "http://s", width))
+    Console(file=out, width=width).print(top.draw(record, speeds, "http://s", width, **options))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -78,7 +88,7 @@ def test_what_is_not_known_is_a_dash():
 
 def test_an_engine_that_does_not_work_shows():
     assert drawn({**RECORD, "alive": False})[0].endswith("http://s · the engine is dead")
-    assert drawn({**RECORD, "restarting": True})[0].endswith("http://s · the engine is restarted")
+    assert drawn({**RECORD, "restarting": True})[0].endswith("http://s · the engine is being restarted")
 
 
 @pytest.mark.parametrize("width", [40, 70, 200])
@@ -109,12 +119,118 @@ def test_neighbours_have_different_colours():
 
 
 def test_once_prints_what_a_server_says(fake_server, capsys):
-    fake_server.live = [RECORD, RECORD]
+    fake_server.live = [{**RECORD, "tokens_per_second": 0.0}, {**RECORD, "tokens_per_second": 1.0}, RECORD, {}]
     assert main(["top", "--url", fake_server.url, "--api-key", "k", "--once"]) == 0
-    assert "octavo top · tiny" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "octavo top · tiny" in printed and "   123.4 tokens/s" in printed
     assert fake_server.requests == [("/live", None, "Bearer k")]
 
 
 def test_without_a_server_there_is_one_line(capsys):
     assert main(["top", "--url", "http://127.0.0.1:9"]) == 1
     assert capsys.readouterr().err.startswith("octavo: error: no server answers at http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(("num_requests", "height"), [(0, 24), (3, 24), (200, 24), (200, 60), (200, 16)])
+def test_no_picture_is_higher_than_the_terminal(num_requests, height):
+    shown = [{**RECORD["requests"]["shown"][0], "number": i + 1} for i in range(num_requests)]
+    requests = {"num_waiting": 0, "num_prefill": 0, "num_decode": num_requests, "shown": shown}
+    blocks = {**RECORD["blocks"], "num_blocks": 5000, "runs": [3000, 1, 1, 2000, 0, 0]}
+    lines = drawn({**RECORD, "requests": requests, "blocks": blocks}, height=height)
+    assert len(lines) <= height
+    if num_requests == 200:
+        assert lines[-1].startswith(" ") and "more" in lines[-1] and len(lines) >= min(height, 32) - 1
+
+
+def test_what_is_shown_while_there_is_no_server():
+    problem = top.problem_of(12.4, "no server answers at http://s (Connection refused)")
+    lines = drawn(RECORD, width=70, problem=problem)
+    assert lines[1].startswith("silent for 12 s, connecting again: no server answers at")
+    assert len(lines[1]) <= 70 and lines[2] == drawn(RECORD)[2]
+    assert top.problem_of(4.0, "") == "silent for 4 s"
+
+
+class Terminal:
+    """`octavo top` in a pseudo-terminal of 80 columns and 24 lines."""
+
+    def __init__(self, url: str) -> None:
+        self._master, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+        command = [sys.executable, "-m", "octavo", "top", "--url", url]
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        self._slave = slave
+        self.seen = ""
+
+    def wait_for(self, text: str) -> None:
+        """Until it is on the screen; what was there before is forgotten."""
+        deadline = time.monotonic() + 20
+        while text not in self.seen:
+            ready = select.select([self._master], [], [], 1)[0]
+            assert time.monotonic() < deadline, (text, self.seen)
+            if not ready:
+                continue
+            self.seen += os.read(self._master, 1 << 16).decode(errors="replace")
+        self.seen = self.seen[self.seen.index(text) + len(text) :]
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def end(self) -> int:
+        """The exit code; the terminal is as it was."""
+        self.wait_for("\x1b[?1049l")  # the other screen
+        code = self.process.wait(20)
+        assert termios.tcgetattr(self._slave)[3] & COOKED == COOKED
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+        os.close(self._slave)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Any]:
+    made: list[Terminal] = []
+
+    def make(url: str) -> Terminal:
+        made.append(Terminal(url))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("key", [b"q", b"Q"])
+def test_a_key_ends_it(terminal, fake_server, key):
+    fake_server.live, _ = [RECORD], fake_server.live_goes_on.clear()
+    screen = terminal(fake_server.url)
+    screen.wait_for("octavo top · tiny")
+    screen.press(b"x")  # nothing
+    screen.press(key)
+    assert screen.end() == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])  # the first is Ctrl-C's
+def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(terminal, fake_server, number, code):
+    fake_server.live, _ = [RECORD], fake_server.live_goes_on.clear()
+    screen = terminal(fake_server.url)
+    screen.wait_for("octavo top · tiny")
+    screen.process.send_signal(number)
+    assert screen.end() == code
+
+
+def test_a_server_that_goes_away_is_waited_for(terminal, fake_server_at):
+    with fake_server_at(0) as server:
+        server.live, _ = [RECORD], server.live_goes_on.clear()
+        screen = terminal(server.url)
+        screen.wait_for("restarts 0")
+    screen.wait_for("connecting again")
+    screen.wait_for("no server answers")
+    with fake_server_at(server.server_port) as server:
+        server.live, _ = [{**RECORD, "model": "another", "num_restarts": 3}], server.live_goes_on.clear()
+        screen.wait_for("octavo top · another")
+        screen.wait_for("restarts 3")
+        screen.press(b"q")
+        assert screen.end() == 0

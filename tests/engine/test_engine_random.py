@@ -53,6 +53,7 @@ BEAMS = st.builds(
 )
 TROUBLES = ("abort", "abort in a step", "row fails", "step fails", "gives way", "gives way")
 BEAM_SEARCHES = st.fixed_dictionaries({**SHARED_FIELDS, "beams": BEAMS})
+EMBEDDINGS = st.fixed_dictionaries({**SHARED_FIELDS, "pooling_type": st.sampled_from(["mean", "last"])})
 
 
 class RandomSchedules(RuleBasedStateMachine):
@@ -82,6 +83,11 @@ class RandomSchedules(RuleBasedStateMachine):
     def add_beams(self, searches):
         for fields in searches:
             self.world.add_beams(**fields)
+
+    @rule(requests=st.lists(EMBEDDINGS, min_size=1, max_size=4))
+    def add_embeddings(self, requests):
+        for fields in requests:
+            self.world.add_embedding(**fields)
 
     @precondition(lambda self: self.world.engine.has_unfinished)
     @rule(num_steps=st.integers(1, 12))
@@ -139,7 +145,7 @@ TestRandomSchedules = RandomSchedules.TestCase
 
 
 def crowd(rng: random.Random) -> World:
-    """Up to a dozen requests, samples and beams, with troubles between the steps, run to their end."""
+    """Up to a dozen requests, samples, beams and embeddings, with troubles between the steps, run to their end."""
     block_size = rng.choice([1, 2, 3, 4, 4])
     world = World(
         num_blocks=rng.randint(16, 44) // block_size,
@@ -176,7 +182,10 @@ def add_one(world: World, rng: random.Random) -> None:
         "priority": rng.randint(0, 2),
         "user": rng.choice("ab"),
     }
-    if rng.random() < 0.4:
+    kind = rng.random()
+    if kind < 0.2:
+        world.add_embedding(pooling_type=rng.choice(["mean", "mean", "last"]), **fields)
+    elif kind < 0.5:
         beams = BeamSearchParams(
             beam_width=rng.choice([2, 3, 4]),
             max_tokens=rng.choice([4, 9, 14]),
@@ -194,8 +203,10 @@ def test_crowds(part):
     happened: Counter[str] = Counter()
     for number in range(75):
         world = crowd(random.Random(f"{part} {number}"))
+        happened["embeddings"] += sum(answer.embedding is not None for answer in world.answers.values())
         happened["preemptions"] += world.scheduler.num_preemptions
         happened["swaps"] += world.scheduler.num_swaps
         happened["hits"] += world.scheduler.kv.num_hit_tokens
         happened["hits in the store"] += world.scheduler.kv.num_store_hit_tokens
-    assert all(happened[what] for what in ("preemptions", "swaps", "hits", "hits in the store")), happened
+    wanted = ("embeddings", "preemptions", "swaps", "hits", "hits in the store")
+    assert all(happened[what] for what in wanted), happened

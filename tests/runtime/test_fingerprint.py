@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.checkpoint.base import Checkpoint
+from octavo.checkpoint.weight_files import EDGE_BYTES
 from octavo.errors import CheckpointError
 from octavo.models.config import ModelConfig
 from octavo.ops import isa
 from octavo.quant.formats import MatrixFormat, WeightFormats
-from octavo.runtime.fingerprint import EDGE_BYTES, fingerprint
+from octavo.runtime.fingerprint import fingerprint
 
 HF_CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -83,6 +83,7 @@ def test_round_trip(store: DiskStore, tmp_path: Path) -> None:
     assert store.fetch(key(2)) == payload(2)
     assert not store.contains(key(3)) and store.fetch(key(3)) is None
     assert (store.num_hits, store.num_misses, store.num_written, store.num_dropped) == (2, 1, 2, 0)
+    assert store.counts == (2, 1, 2 * BLOCK_BYTES, 2 * BLOCK_BYTES, 0, 2 * FILE_BYTES)
     assert store.num_bytes == 2 * FILE_BYTES == sum(path.stat().st_size for path in files(tmp_path))
 
 

@@ -103,6 +103,22 @@ async def test_a_dead_engine_is_told(serve_engine):
                 break
 
 
+async def test_what_is_over_is_not_shown(serve_engine):
+    async with serve_engine(num_blocks=64, block_size=4, max_model_len=250) as (server, client):
+        body = {"prompt": "abcde", "max_tokens": 200, "ignore_eos": True}
+        asking = asyncio.ensure_future(server.post("/v1/completions", **body))
+        async with aclosing(server.front.live.events()) as events:
+            async for event in events:
+                if record_of(event)["requests"]["num_decode"]:
+                    break
+        assert (await asking).status_code == 200
+        client.request_picture = lambda: None  # the engine is in a long step, and does not answer
+        async with aclosing(server.front.live.events()) as events:  # somebody looks again
+            record = record_of(await anext(events))
+        assert record["requests"] == {"num_waiting": 0, "num_prefill": 0, "num_decode": 0, "shown": []}
+        assert record["blocks"]["runs"] == [64, 0, 0]
+
+
 async def test_it_is_guarded(serve):
     server = await serve(api_key=["k"])
     assert (await server.http.get("/live")).status_code == 401

@@ -214,7 +214,9 @@ async def test_unknown_fields_within_messages_are_refused_with_their_nearest_nei
         ("tool_choice", "auto"),
         ("n", 2),
         ("stop", ["a"]),
-        ("output_config", {"effort": "low"}),
+        ("output_config", {"effort": "low", "format": {"type": "json_schema"}}),
+        ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+        ("context_management", {"edits": {}}),
         ("mcp_servers", [{"url": "http://a"}]),
         ("cache_salt", ""),
         ("priority", 1),
@@ -243,6 +245,24 @@ async def test_fields_that_ask_nothing_are_accepted(server):
     assert server.engine.requests[-1].user == "u"
     tools = [{"name": "f", "input_schema": {}}]
     await ask(server, tools=tools, tool_choice={"type": "none"})
+
+
+async def test_what_claude_code_sends_is_taken(server):
+    """All but its tools."""
+    system = [{"type": "text", "text": each, "cache_control": {"type": "ephemeral"}} for each in ("red", "green")]
+    body = {
+        "system": system,
+        "thinking": {"type": "adaptive", "budget_tokens": 0},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "tools": [],
+        "metadata": {"user_id": "u"},
+        "temperature": 1,
+    }
+    response = await server.post(f"{PATH}?beta=true", messages=HELLO, max_tokens=1, **body)
+    assert response.status_code == 200, response.text
+    del body["temperature"], body["metadata"]
+    assert (await server.post(f"{COUNT}?beta=true", messages=HELLO, **body)).status_code == 200
 
 
 async def test_sampling_fields_reach_the_engine(server):

@@ -8,10 +8,11 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import jsonschema
 import pytest
 
 from octavo import __version__
-from octavo.server import protocol, protocol_anthropic, protocol_responses
+from octavo.server import protocol, protocol_anthropic, protocol_embeddings, protocol_responses
 from octavo.server.app import ROUTES
 from octavo.server.openapi import describe
 
@@ -28,7 +29,8 @@ def test_every_route_is_described():
 
 def test_every_body_is_described_with_all_its_fields():
     bodies = {each.body for each in ROUTES if each.method == "POST" and each.body is not None}
-    named = {**vars(protocol), **vars(protocol_anthropic), **vars(protocol_responses)}
+    files = (protocol, protocol_anthropic, protocol_embeddings, protocol_responses)
+    named = {name: value for file in files for name, value in vars(file).items()}
     records = {value for name, value in named.items() if name.endswith("Request")}
     assert bodies == records
     for record in records:
@@ -61,7 +63,105 @@ async def test_the_description_is_served_and_guarded(serve, server):
     guarded = await serve(api_key=["k"])
     assert (await guarded.http.get("/openapi.json")).status_code == 401
     headers = {"authorization": "Bearer k"}
-    assert (await guarded.http.get("/openapi.json", headers=headers)).json()["security"] == [{"key": []}]
+    described = (await guarded.http.get("/openapi.json", headers=headers)).json()
+    assert described["components"]["schemas"] == description["components"]["schemas"]
+
+
+@pytest.mark.parametrize("metrics_auth", [False, True])
+async def test_the_keys_that_it_names_are_those_that_routes_want(serve, metrics_auth):
+    server = await serve(api_key=["k"], metrics_auth=metrics_auth)
+    description = (await server.http.get("/openapi.json", headers={"authorization": "Bearer k"})).json()
+    schemes = description["components"]["securitySchemes"]
+    assert schemes == {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    headers = {"bearer": {"authorization": "Bearer k"}, "x-api-key": {"x-api-key": "k"}}
+    for each in ROUTES:
+        if each.path == "/live":  # its stream has no end
+            continue
+        path = each.path.replace(":path", "")
+        allowed = description["paths"][path][each.method.lower()]["security"]
+        for names in ([], ["bearer"], ["x-api-key"]):
+            given = headers[names[0]] if names else {}
+            response = await server.http.request(each.method, path, headers=given)
+            let_in = not allowed or any(list(way) == names for way in allowed)
+            assert (response.status_code != 401) == let_in, (path, names)
+
+
+ANSWERS: dict[str, Any] = {"type": "object", "components": {"schemas": {**SCHEMAS}}}
+for _name, _schema in SCHEMAS.items():  # for a test, answers have no keys but those described
+    if not _name.endswith(("Request", "Event")):
+        ANSWERS["components"]["schemas"][_name] = {**_schema, "additionalProperties": False}
+
+
+def check(
+    record: Any, path: str, method: str = "post", status: str = "200", media_type: str = "application/json"
+) -> None:
+    """Its schema describes the record."""
+    schema = DESCRIPTION["paths"][path][method]["responses"][status]["content"][media_type]["schema"]
+    jsonschema.validate(record, {**ANSWERS, **schema})
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+EXTRAS: dict[str, Any] = {"timings": True, "return_progress": True}
+MORE: dict[str, Any] = {**EXTRAS, "return_token_ids": True, "prompt_logprobs": 1, "n": 2}
+USAGE = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": ["a", "b"], "echo": True, "logprobs": 2, **MORE}),
+        ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": USAGE, "logprobs": 0, **EXTRAS}),
+        ("/v1/completions", {"prompt": ["a", "b"], "stream": True, **EXTRAS}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2, **MORE}),
+        ("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": USAGE, "logprobs": True, **EXTRAS}),
+        ("/v1/responses", {"input": "Hello", "tools": [], "metadata": {"a": "b"}, **EXTRAS}),
+        ("/v1/responses", {"input": "Hello", "stream": True, **EXTRAS}),
+        ("/v1/messages", {**CHAT, "max_tokens": 3, **EXTRAS}),
+        ("/v1/messages", {**CHAT, "max_tokens": 3, "stream": True, **EXTRAS}),
+        ("/v1/messages/count_tokens", CHAT),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/abort_requests", {"request_ids": ["a"]}),
+    ],
+    ids=str,
+)
+async def test_answers_are_as_described(serve_engine, path, body):
+    async with serve_engine(max_num_batched_tokens=2) as (server, _):
+        response = await server.post(path, **body)
+        assert response.status_code == 200, response.text
+        if not body.get("stream"):
+            check(response.json(), path)
+        else:
+            lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
+            assert len(lines) > 3
+            for line in lines:
+                if line != "data: [DONE]":
+                    check(json.loads(line.removeprefix("data: ")), path, media_type="text/event-stream")
+        refused = await server.post(path, **body, unheard_of=1)
+        assert refused.status_code == 400
+        check(refused.json(), path, status="default")
+
+
+async def test_answers_without_a_body_are_as_described(serve):
+    server = await serve(enable_responses_store=True)
+    response = await server.openai.responses.create(model="tiny", input="Hello")
+    for method, path, given in (
+        ("get", "/v1/models", "/v1/models"),
+        ("get", "/v1/models/{id}", "/v1/models/tiny"),
+        ("get", "/version", "/version"),
+        ("get", "/v1/responses/{id}", f"/v1/responses/{response.id}"),
+        ("delete", "/v1/responses/{id}", f"/v1/responses/{response.id}"),
+    ):
+        answer = await server.http.request(method, given)
+        assert answer.status_code == 200, answer.text
+        check(answer.json(), path, method)
+    answer = await server.http.post("/v1/responses/a/cancel")
+    check(answer.json(), "/v1/responses/{id}/cancel", status="default")
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMAS["CompletionRequest"]["properties"]))

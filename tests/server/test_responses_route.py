@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from octavo.text.chat_template import load_chat_template
+
 PATH = "/v1/responses"
 PROMPT = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 KINDS = [
@@ -194,13 +196,12 @@ async def test_api_8_wrong_values_are_a_400_that_names_the_field(server, field, 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("store", True),
-        ("previous_response_id", "resp_1"),
         ("background", True),
         ("conversation", "c"),
         ("include", ["message.output_text.logprobs"]),
         ("tools", [{"type": "function", "name": "f"}]),
-        ("reasoning", {"effort": "low"}),
+        ("include", "reasoning.encrypted_content"),
+        ("reasoning", {"mode": "pro"}),
         ("text", {"format": {"type": "json_schema"}}),
         ("truncation", "auto"),
     ],
@@ -229,6 +230,40 @@ async def test_fields_that_ask_nothing_are_accepted(server):
         user="u",
     )
     assert server.engine.requests[-1].user == "u"
+
+
+async def test_what_codex_sends_is_taken(server):
+    """All but its tools."""
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}
+    answer = await ask(
+        server,
+        instructions="red",
+        input=[{"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "blue"}]}, item],
+        tools=[],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        text={"verbosity": "medium"},
+        client_metadata={"a": "b"},
+    )
+    assert prompt_of(server) == f"<|im_start|>system\nred\nblue<|im_end|>\n{PROMPT}"
+    assert answer["reasoning"] == {"effort": "medium", "summary": None}
+
+
+async def test_an_effort_reaches_the_template(serve):
+    template = "{{ messages[0]['content'] }} {{ reasoning_effort | default('red') }}"
+    server = await serve()
+    server.llm.chat_template = load_chat_template(template, server.tokenizer)
+    for fields, said in (
+        ({}, "Hello red"),
+        ({"reasoning": {"effort": "blue"}}, "Hello blue"),
+        ({"reasoning": {"effort": "blue"}, "chat_template_kwargs": {"reasoning_effort": "green"}}, "Hello green"),
+    ):
+        await ask(server, **fields)
+        assert prompt_of(server) == said
 
 
 async def test_sampling_fields_reach_the_engine(server):

@@ -18,7 +18,15 @@ GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0}
 
 @pytest.fixture(scope="module")
 def smol(smollm2_gguf: Path) -> Iterator[ServerProcess]:
-    options = ("--max-model-len", "256", "--max-num-seqs", "4", "--num-gpu-blocks-override", "64")
+    options = (
+        "--max-model-len",
+        "256",
+        "--max-num-seqs",
+        "4",
+        "--num-gpu-blocks-override",
+        "64",
+        "--enable-responses-store",
+    )
     server = ServerProcess(str(smollm2_gguf), "--served-model-name", "smollm2", "--api-key", "k", *options)
     server.wait_until_ready()
     yield server
@@ -59,8 +67,13 @@ def test_openais_client_talks_to_it_by_responses(by_openai, said):
     assert (response.output_text, response.status) == (said, "incomplete")
     with by_openai.responses.stream(input=HELLO, max_output_tokens=8, **GREEDY) as stream:
         assert "".join(each.delta for each in stream if each.type == "response.output_text.delta") == said
-    with pytest.raises(openai.BadRequestError):
-        by_openai.responses.create(input=HELLO, previous_response_id=response.id, **GREEDY)
+    follow: dict[str, Any] = {"input": "And three animals.", "max_output_tokens": 8, **GREEDY}
+    whole = by_openai.responses.create(
+        **follow | {"input": [*HELLO, *response.output, {"role": "user", "content": follow["input"]}]}
+    )
+    followed = by_openai.responses.create(previous_response_id=response.id, **follow)
+    assert followed.output_text == whole.output_text and followed.usage.input_tokens == whole.usage.input_tokens
+    assert by_openai.responses.retrieve(followed.id).output_text == whole.output_text
 
 
 def test_timings_of_a_real_request_add_up(by_openai):

@@ -77,6 +77,15 @@ async def test_a_client_that_leaves_the_queue_takes_its_requests_along(server, s
     server.assert_idle()
 
 
+async def test_a_client_that_leaves_takes_its_embeddings_along(server):
+    server.engine.hold()
+    client = Client(server.app, "/v1/embeddings", input=["a", "b", "c"])
+    await until(lambda: len(server.engine.live) == 3)
+    client.hang_up()
+    await asyncio.wait_for(client.task, 5)
+    server.assert_idle()
+
+
 BODIES = {
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/messages": {"messages": HELLO, "max_tokens": 200},
@@ -237,6 +246,7 @@ async def test_waiting_counts_what_the_engine_has_not_seen(serve, running, waiti
     server.front.llm = SimpleNamespace(
         alive=True,
         config=server.llm.config,
+        metrics=server.llm.metrics,
         stats=SchedulerStats(num_running=running, num_waiting=waiting),
         num_unfinished=unfinished,
     )

@@ -64,6 +64,23 @@ def test_what_never_ran_has_waited_and_a_clock_set_back_takes_no_time():
     assert (scored["prefill_seconds"], scored["decode_seconds"]) == (2.0, 0.0)
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_timings_on_the_other_routes(serve_engine, path):
+    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 4} if path == "/v1/messages" else {"input": "Hello"}
+    async with serve_engine(max_model_len=16) as (server, _):
+        whole = (await server.post(path, **body, timings=True, ignore_eos=True)).json()
+        assert set(whole["timings"]) == NAMES
+        for asked in (True, False):
+            response = await server.post(path, **body, timings=asked, ignore_eos=True, stream=True)
+            lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+            records = [json.loads(line) for line in lines]
+            ends = [r for r in records if r["type"] in ("message_delta", "response.completed", "response.incomplete")]
+            (end,) = ends
+            assert set(end.get("response", end).get("timings", ())) == (NAMES if asked else set())
+            assert response.text.count('"timings"') == asked
+        assert "timings" not in (await server.post(path, **body, ignore_eos=True)).json()
+
+
 @pytest.mark.parametrize(("path", "body"), [(PATH, {"prompt": "a"}), (CHAT, {"messages": HELLO})], ids=str)
 async def test_timings_come_with_the_answer_and_in_the_last_chunk(serve_engine, path, body):
     async with serve_engine() as (server, _):

@@ -10,4 +10,4 @@ if __name__ == "__main__":
     from octavo.engine.process import run
     from support.front import build_fake_engine
 
-    sys.exit(run(build_fake_engine))
+    sys.exit(run(build_fake_engine, sys.argv[1:]))

@@ -3,7 +3,7 @@
 The fake's "KV" of a position is a checksum of the KV of all positions before it, *read through the block table*, and
 of its token. The token sampled next is a function of the newest checksum. So a wrong block table, a stale slot, a lost
 or a premature write changes the tokens, as with a real model; reading or copying a slot that was never written is a
-Fault, and so are two rows that write to one.
+Fault, and so are two rows that write to one. Hidden states are made of the same checksums, and really pooled.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from octavo.core.beams import BeamSearch, num_candidates
 from octavo.core.block_pool import BlockPool
@@ -31,9 +33,11 @@ from octavo.core.plan import (
 from octavo.core.policy import make_policy
 from octavo.core.preemption import make_preemption
 from octavo.core.scheduler import Scheduler
+from octavo.core.store import StoreCounts
 from octavo.core.swap import SwapSpace
 from octavo.engine.engine import Engine
 from octavo.engine.messages import EngineInfo, TokenDelta
+from octavo.pooling import PoolingParams
 from octavo.request import (
     BeamHypothesis,
     BeamSearchParams,
@@ -43,8 +47,10 @@ from octavo.request import (
     SamplingParams,
     TokenLogprobs,
 )
+from octavo.runtime.pooling import pool
 
 VOCAB_SIZE = 13
+HIDDEN_SIZE = 3
 
 
 def kv_of(history: list[int], token_id: int) -> int:
@@ -75,6 +81,11 @@ def likeliest(newest_kv: int, count: int) -> TokenLogprobs:
     return TokenLogprobs([ranked[0], *ranked], [logprobs[ranked[0]], *(logprobs[i] for i in ranked)], 1)
 
 
+def states_of(history: Sequence[int]) -> np.ndarray:
+    """float32 [n, HIDDEN_SIZE], whose sums depend on their order."""
+    return np.array([[kv % 1009 / 7, kv % 31 + 1, kv / 3] for kv in history], np.float32)
+
+
 class FakeStore:
     """A tier behind the pool: the KV of evicted blocks, in a dict. A block in `damaged` is found to be so when it is
     fetched, and then gone."""
@@ -82,6 +93,7 @@ class FakeStore:
     def __init__(self) -> None:
         self.blocks: dict[bytes, list[int | None]] = {}
         self.damaged: set[bytes] = set()
+        self.counts = StoreCounts()
 
     def contains(self, content_hash: bytes) -> bool:
         return content_hash in self.blocks
@@ -126,7 +138,10 @@ class FakeRunner:
         assert len(set(written)) == len(written), "two rows write to one slot"
         # All rows read before any writes: whoever relies on what this very step computes finds it missing.
         histories = [[self.cache[self._slot(row, p)] for p in range(row.start)] for row in plan.scheduled]
-        return StepResult([self._compute(*work) for work in zip(plan.scheduled, histories, strict=True)])
+        rows = [self._compute(*work) for work in zip(plan.scheduled, histories, strict=True)]
+        newest = [kv for row, history in zip(plan.scheduled, histories, strict=True) for kv in history[row.start :]]
+        pool(lambda token_rows: states_of([newest[i] for i in token_rows]), plan.scheduled, rows)
+        return StepResult(rows)
 
     def close(self, evictions: Sequence[EvictBlock]) -> None:
         for eviction in evictions:
@@ -201,6 +216,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     hypotheses: list[BeamHypothesis] | None = None
+    embedding: bytes | None = None
 
     def take(self, delta: TokenDelta) -> None:
         assert self.finish_reason is None, "news after the end"
@@ -211,7 +227,7 @@ class Answer:
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-        self.hypotheses = delta.hypotheses
+        self.hypotheses, self.embedding = delta.hypotheses, delta.embedding
 
 
 def history_of(token_ids: list[int]) -> list[int]:
@@ -228,6 +244,9 @@ def expected_answer(source: EngineRequest, max_request_tokens: int) -> Answer:
     answer = Answer()
     if params.prompt_logprobs is not None:
         answer.prompt_logprobs = [logprobs_of(prompt[p], history[p - 1]) for p in range(1, len(prompt))]
+    if source.pooling is not None:
+        answer.finish_reason, answer.embedding = FinishReason.STOP, expected_embedding(source, history)
+        return answer
     if params.max_tokens == 0:
         answer.finish_reason = FinishReason.LENGTH
         return answer
@@ -245,6 +264,18 @@ def expected_answer(source: EngineRequest, max_request_tokens: int) -> Answer:
         elif num_output_tokens == params.max_tokens or len(prompt) + num_output_tokens == max_request_tokens:
             answer.finish_reason = FinishReason.LENGTH
     return answer
+
+
+def expected_embedding(source: EngineRequest, history: list[int]) -> bytes:
+    """Number by number, in Python's floats."""
+    assert source.pooling is not None and source.pooling.normalize is False
+    states = states_of(history).tolist()
+    if source.pooling.pooling_type == "last":
+        return array("f", states[-1]).tobytes()
+    total = [0.0] * HIDDEN_SIZE
+    for state in states:
+        total = [a + b for a, b in zip(total, state, strict=True)]
+    return array("f", [a / len(states) for a in total]).tobytes()
 
 
 def expected_beams(source: EngineRequest, num_blocks: int, block_size: int, max_model_len: int) -> Answer:
@@ -272,6 +303,10 @@ def make_beams(request_id: str, prompt: list[int], beams: BeamSearchParams, **fi
     return make_request(request_id, prompt, beams=beams, logprobs=min(num_logprobs, VOCAB_SIZE), **fields)
 
 
+def make_embedding(request_id: str, prompt: list[int], pooling: PoolingParams, **fields: object) -> EngineRequest:
+    return make_request(request_id, prompt, pooling=pooling, max_tokens=0, seed=0, detokenize=False, **fields)
+
+
 def make_request(request_id: str, prompt: list[int], **fields: object) -> EngineRequest:
     """EngineRequest fields by their names; all others are those of SamplingParams."""
     own = {
@@ -285,6 +320,8 @@ def make_request(request_id: str, prompt: list[int], **fields: object) -> Engine
             "arrival_time",
             "fork_of",
             "beams",
+            "reports_progress",
+            "pooling",
         )
         if name in fields
     }
@@ -316,7 +353,9 @@ def make_engine(
         long_prefill_token_threshold=long_prefill_token_threshold,
         preemption=make_preemption(preemption_mode),
     )
-    info = EngineInfo(max_model_len, VOCAB_SIZE, block_size, num_blocks, "float32", "none", 1, "", max_num_seqs)
+    info = EngineInfo(
+        max_model_len, VOCAB_SIZE, block_size, num_blocks, "float32", "none", 1, "", max_num_seqs, HIDDEN_SIZE
+    )
     return Engine(scheduler, FakeRunner(block_size, store), info)
 
 

@@ -25,7 +25,7 @@ class Fault:
 
     when: str
     at: int | None = None
-    kind: str = "die"  # or "hang"; at the start also "error" and "none"
+    kind: str = "die"  # or "hang", or "raise" (a step fails); at the start also "error" and "none"
     times: int = 1
     decoding: bool = False
 
@@ -46,6 +46,8 @@ def strike(path: Path, when: str, at: int | None = None, *, is_decode: bool = Fa
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "hang":
                     os.kill(os.getpid(), signal.SIGSTOP)
+                case "raise":
+                    raise RuntimeError("the step is struck")
                 case "error":
                     raise CheckpointError("the file is gone")
             return

@@ -13,6 +13,7 @@ from octavo.core.plan import StepPlan
 from octavo.engine.engine import as_delta
 from octavo.engine.messages import TokenDelta
 from octavo.errors import InvalidRequestError
+from octavo.pooling import PoolingParams, PoolingType
 from octavo.request import BeamSearchParams, EngineRequest, FinishReason, Request
 from support.fake_runner import (
     Answer,
@@ -21,6 +22,7 @@ from support.fake_runner import (
     expected_answer,
     expected_beams,
     make_beams,
+    make_embedding,
     make_engine,
     make_request,
 )
@@ -70,6 +72,11 @@ class World:
     def add_beams(self, prompt: list[int], beams: BeamSearchParams, **fields: Any) -> None:
         source = make_beams(f"b{len(self.sources)}", prompt, beams, arrival_time=self._now(), **fields)
         self._add(source, self._fits(prompt, 1) and beams.beam_width <= self.options["max_num_seqs"])
+
+    def add_embedding(self, prompt: list[int], pooling_type: PoolingType, **fields: Any) -> None:
+        pooling = PoolingParams(pooling_type=pooling_type, normalize=False)
+        source = make_embedding(f"e{len(self.sources)}", prompt, pooling, arrival_time=self._now(), **fields)
+        self._add(source, self._fits(prompt, 0))
 
     def _now(self) -> float:
         return float(len(self.sources) // 2)  # ties included

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +17,7 @@ from octavo.engine.front_end import FrontEnd, SamplingDefaults
 from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
 from octavo.engine.metrics import Metrics
 from octavo.errors import EngineDeadError
+from octavo.pooling import PoolingParams
 from octavo.request import EngineRequest, FinishReason, TokenLogprobs
 from octavo.text.chat_template import load_chat_template
 from octavo.text.tokenizer import Tokenizer
@@ -46,6 +49,11 @@ def scripted_tokenizer() -> Tokenizer:
     return Tokenizer(backend, special_tokens=special_tokens, chat_template=CHAT_TEMPLATE)
 
 
+def embedding_of(prompt: list[int], pooling: PoolingParams) -> list[float]:
+    """What the scripted engine makes of a prompt: four numbers that tell what it was asked."""
+    return [len(prompt) / 8, prompt[-1], float(pooling.pooling_type == "mean"), float(pooling.normalize is True)]
+
+
 class ScriptedEngine:
     """An EngineClient that says `script(request)` token by token, and again from the start when that is over.
 
@@ -64,6 +72,7 @@ class ScriptedEngine:
             num_threads=1,
             memory_plan="memory: none",
             max_num_seqs=128,
+            hidden_size=4,
         )
         self.stats = SchedulerStats()
         self.picture = None
@@ -141,13 +150,18 @@ class ScriptedEngine:
     def _step(self, request: EngineRequest, said: int) -> TokenDelta:
         params, request_id = request.params, request.request_id
         delta = TokenDelta(request_id, num_cached_tokens=self.num_cached_tokens)
+        if said == 0:
+            delta.first_scheduled_time = time.time()
         if said == 0 and params.prompt_logprobs is not None:
             delta.prompt_logprobs = [
                 self._logprobs(token_id, params.prompt_logprobs) for token_id in request.prompt_token_ids[1:]
             ]
         error = self.fail.get(request.prompt_token_ids[-1])
-        if error is not None and said == 2:
+        if error is not None and (said == 2 or request.pooling is not None):
             delta.finish_reason, delta.error = FinishReason.ERROR, error
+        elif request.pooling is not None:
+            delta.finish_reason = FinishReason.STOP
+            delta.embedding = array("f", embedding_of(request.prompt_token_ids, request.pooling)).tobytes()
         elif params.max_tokens == 0:
             delta.finish_reason = FinishReason.LENGTH
         else:

@@ -13,6 +13,7 @@
 // beyond K is finite; activations are zero there.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -95,6 +96,10 @@ class Matrix {
   // `bias`: N floats, or empty.
   Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
          Storage storage, std::vector<float> bias);
+  // What the matrix of these sources, whose data is not read, was packed to before, by the same build: from `offset` of
+  // `memory` on, a multiple of 64. Throws std::invalid_argument where that ends before it.
+  static Matrix packed(std::shared_ptr<const Memory> memory, size_t offset, const std::vector<MatrixSource>& sources,
+                       int64_t columns, DType dtype, Storage storage, std::vector<float> bias);
   // Uniform random values in [-scale, scale], the same for the same seed whatever the number of threads.
   static Matrix random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t columns, DType dtype, Storage storage,
                        uint64_t seed, float scale);
@@ -103,6 +108,7 @@ class Matrix {
   int64_t columns() const { return columns_; }  // K
   DType dtype() const { return dtype_; }
   size_t bytes() const { return memory_.bytes; }
+  const uint8_t* packed() const { return data<const uint8_t>(); }  // all panels, and what stands behind them
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
@@ -151,7 +157,7 @@ class Matrix {
   };
 
   Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
-  void allocate(Arena& arena, Storage storage);
+  size_t lay_out(const std::vector<MatrixSource>& sources, Storage storage);
   int64_t code_bytes() const { return num_steps() * kPanelColumns * 4; }
   bool make_sections(const std::vector<MatrixSource>& sources, Storage storage);
   const Section& section(int64_t p) const {

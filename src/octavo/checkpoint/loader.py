@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from octavo.checkpoint.base import Checkpoint
+from octavo.checkpoint.packed_cache import MatrixStore, NoStore
 from octavo.errors import CheckpointError
 from octavo.models.config import ModelConfig
 from octavo.models.registry import Model, model_class
@@ -37,8 +38,10 @@ def load_model(
     formats: WeightFormats,
     max_model_len: int,
     seed: int = 0,
+    store: MatrixStore | None = None,
 ) -> Model:
-    """The model with all its weights packed by `backend`, its matrices in `formats`.
+    """The model with all its weights packed by `backend`, its matrices in `formats`. What `store` has of those need not
+    be packed.
 
     A checkpoint of format "config" gets random matrices, drawn from `seed`, and vectors of ones. Raises
     CheckpointError naming the tensor that is missing or has a wrong shape, before anything is packed.
@@ -50,7 +53,7 @@ def load_model(
         build = _RandomWeights(config, backend, seed)
     else:
         _check_tensors(checkpoint, config, model)
-        build = _CheckpointWeights(config, backend, checkpoint.tensors)
+        build = _CheckpointWeights(config, backend, checkpoint.tensors, store or NoStore())
     weights = _build_table(model.WEIGHTS, "", config, formats.rest, build)
     layers = [
         _build_table(model.LAYER_WEIGHTS, _prefix(model, layer), config, formats.layers, build)
@@ -75,6 +78,18 @@ def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, formats: WeightFor
             shapes = {**weight.bias_shapes(config)}
         bits += 32 * sum(map(math.prod, shapes.values()))
     return int(bits) // 8
+
+
+def matrix_sources(
+    checkpoint: Checkpoint, config: ModelConfig, formats: WeightFormats
+) -> Iterator[tuple[list[TensorSource], MatrixFormat]]:
+    """What each matrix is packed from, as far as the checkpoint has it, without biases; in no particular order, but
+    always in the same."""
+    for weight, prefix in _all_weights(model_class(config.architecture), config):
+        if isinstance(weight, MatrixWeight):
+            names = [prefix + name for name in weight.shapes(config)]
+            form = formats.layers if prefix else formats.rest
+            yield [checkpoint.tensors[name] for name in names if name in checkpoint.tensors], form
 
 
 def _prefix(model: type[Model], layer: int) -> str:
@@ -151,15 +166,21 @@ def _build_table(
 
 
 class _CheckpointWeights:
-    """Packs what the checkpoint holds."""
+    """Packs what the checkpoint holds, and the store does not."""
 
-    def __init__(self, config: ModelConfig, backend: Backend, tensors: Mapping[str, TensorSource]) -> None:
-        self.config, self.backend, self.tensors = config, backend, tensors
+    def __init__(
+        self, config: ModelConfig, backend: Backend, tensors: Mapping[str, TensorSource], store: MatrixStore
+    ) -> None:
+        self.config, self.backend, self.tensors, self.store = config, backend, tensors, store
 
     def matrix(self, weight: MatrixWeight, prefix: str, form: MatrixFormat) -> Matrix:
         sources = [self.tensors[prefix + name] for name in weight.shapes(self.config)]
         bias = [self.tensors[prefix + name] for name in weight.bias_shapes(self.config)]
-        return self.backend.matrix(sources, form.dtype, bias, form.storage)
+        matrix = self.store.take(sources, form, bias)
+        if matrix is None:
+            matrix = self.backend.matrix(sources, form.dtype, bias, form.storage)
+        self.store.add(matrix)
+        return matrix
 
     def vector(self, weight: VectorWeight, prefix: str) -> Vector:
         return self.backend.vector(self.tensors[prefix + weight.source + ".weight"])

@@ -15,14 +15,16 @@ from octavo.errors import OctavoError
 
 
 class Client:
-    """Talks to the server at `url` (with or without a closing /v1). One connection for each request, no proxies."""
+    """Talks to the server at `url` (with or without a closing /v1). One connection for each request, no proxies.
+    `timeout`: seconds without a byte after which the server counts as gone."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, *, timeout: float | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise OctavoError(f"{url!r} is not a URL of a server, such as http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._parts = parts
+        self._timeout = timeout
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -64,7 +66,7 @@ class Client:
         self, method: str, path: str, body: dict[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port)
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout)
         headers = {**self._headers, "Content-Type": "application/json"} if body is not None else self._headers
         try:
             connection.request(method, self._prefix + path, None if body is None else json.dumps(body), headers)

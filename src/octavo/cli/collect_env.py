@@ -11,6 +11,7 @@ from typing import Any
 
 import octavo
 from octavo.cli.parser import Parser
+from octavo.config import EngineConfig, packed_cache_folder
 
 # The instruction sets that choose between octavo's variants, and those that later ones may use.
 _CPU_FLAGS = (
@@ -52,6 +53,7 @@ def collect() -> dict[str, Any]:
         "memory_total_gib": _meminfo("MemTotal"),
         "memory_available_gib": _meminfo("MemAvailable"),
         "memory_limit_gib": _memory_limit(),
+        "packed_cache": _packed_cache(),
         "packages": _packages(),
     }
 
@@ -102,6 +104,18 @@ def _cgroup(name: str) -> str:
 def _memory_limit() -> float | None:
     limit = _cgroup("memory.max")
     return round(int(limit) / 2**30, 2) if limit.isdigit() else None
+
+
+def _packed_cache() -> str | None:
+    """The folder of packed weights, where none is named, and what is in it. None: it is turned off."""
+    folder = packed_cache_folder(EngineConfig())
+    if folder is None:
+        return None
+    try:
+        sizes = [file.stat().st_size for file in folder.glob("*.packed")]
+    except OSError as error:
+        return f"{folder} ({error.strerror})"
+    return f"{folder} ({len(sizes)} copies, {sum(sizes) / 2**30:.2f} GiB)"
 
 
 def _packages() -> dict[str, str]:

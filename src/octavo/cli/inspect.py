@@ -78,6 +78,7 @@ def _show_model(checkpoint: Checkpoint, model: ModelConfig, engine: Engine) -> N
     }
     name, _, plan = info.memory_plan.partition(": ")
     rows[name] = plan
+    rows["weights"] = info.loading
     for name, text in rows.items():
         print(f"{name:12}{text}")
 

@@ -18,6 +18,7 @@ COMMANDS = (
     Command("chat", "octavo.cli.chat", "chat with a model in the terminal"),
     Command("complete", "octavo.cli.complete", "continue a text"),
     Command("top", "octavo.cli.top", "watch what a server does"),
+    Command("dashboard", "octavo.cli.dashboard", "print a Grafana dashboard for /metrics"),
     Command("bench", "octavo.cli.bench", "measure an engine, its parts, or a server"),
     Command("inspect", "octavo.cli.inspect", "show a model, its memory plan and its native program"),
     Command("collect-env", "octavo.cli.collect_env", "describe this machine, for a bug report"),

@@ -27,10 +27,9 @@ NO_OPS = (
     NoOp(("--enable-chunked-prefill",), "prompts are always computed in chunks"),
     NoOp(("--async-scheduling", "--no-async-scheduling"), "the bytes are the same"),
     NoOp(("--disable-log-stats",), "no figures are logged; they are at /metrics"),
-    NoOp(("--disable-log-requests", "--no-enable-log-requests"), "requests are not logged"),
+    NoOp(("--disable-log-requests",), "requests are not logged, unless --enable-log-requests is given"),
     NoOp(("--disable-uvicorn-access-log",), "there is no access log"),
     NoOp(("--uvicorn-log-level",), "see --log-level", ANY),
-    NoOp(("--max-log-len",), "prompts are not logged", ANY),
     NoOp(("--enable-prompt-tokens-details",), "the details are always there"),
     NoOp(("--enable-request-id-headers",), "the header is always there"),
     NoOp(("--disable-frontend-multiprocessing",), "there is one front end"),
@@ -50,17 +49,18 @@ NO_OPS = (
     NoOp(("--performance-mode",), "there is one mode", ("balanced",)),
     NoOp(("--stream-interval",), "every token is an event", ("1",)),
     NoOp(("--cpu-offload-gb", "--watermark"), "none", ("0", "0.0")),
-    NoOp(("--runner", "--task"), "models generate", ("auto", "generate")),
+    NoOp(("--runner", "--task"), "models generate and embed", ("auto", "generate", "pooling", "embed")),
+    NoOp(("--convert",), "the same", ("auto", "none", "embed")),
 )
 
 _NOT_YET = """
 --allow-credentials --allowed-headers --allowed-local-media-path --allowed-media-domains --allowed-methods
---code-revision --config-format --convert --custom-histogram-buckets --data-parallel-address
+--code-revision --config-format --custom-histogram-buckets --data-parallel-address
 --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-rpc-port
 --data-parallel-size-local --data-parallel-start-rank --decode-context-parallel-size
 --default-chat-template-kwargs --disable-fastapi-docs --disable-hybrid-kv-cache-manager --download-dir
 --enable-auto-tool-choice --enable-dbo --enable-elastic-ep --enable-eplb --enable-expert-parallel
---enable-fault-tolerance --enable-force-include-usage --enable-log-outputs --enable-log-requests --enable-lora
+--enable-fault-tolerance --enable-force-include-usage --enable-log-outputs --enable-lora
 --enable-mfu-metrics --enable-per-request-metrics --enable-prompt-embeds --enable-server-load-tracking
 --enable-sleep-mode --enable-ssl-refresh --enable-tokenizer-info-endpoint --fully-sharded-loras
 --h11-max-header-count --h11-max-incomplete-event-size --headless --hf-config-path --hf-overrides --hf-token
@@ -69,7 +69,7 @@ _NOT_YET = """
 --lora-modules --master-addr --master-port --max-cpu-loras --max-lora-rank --max-loras
 --max-num-partial-prefills --max-parallel-loading-workers --middleware --mm-encoder-tp-mode
 --mm-processor-kwargs --model-impl --model-loader-extra-config --nnodes
---no-enable-chunked-prefill --node-rank --otlp-traces-endpoint --override-generation-config --pooler-config
+--no-enable-chunked-prefill --node-rank --override-generation-config
 --prefill-context-parallel-size --prefix-caching-hash-algo --prefill-schedule-interval --profiler-config
 --quantization-config --ray-workers-use-nsight --reasoning-parser --reasoning-parser-plugin
 --return-tokens-as-token-ids --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl

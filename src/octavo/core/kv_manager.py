@@ -26,24 +26,15 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from octavo.core.block_pool import BlockPool
 from octavo.core.plan import CopyBlock, EvictBlock, LoadBlock, RestoreBlock, SaveBlock, Transfer
 from octavo.core.prefix_index import PrefixIndex, block_hash, chain_hash
+from octavo.core.store import BlockStore
 from octavo.core.swap import SwapSpace
 from octavo.request import Request
 
 SPARE_SHARE = 0.03  # of the pool; `octavo bench paging` shows what more would waste, and less preempt
-
-
-class BlockStore(Protocol):
-    """A tier of full blocks that outlives the pool (runtime/offload.py)."""
-
-    def contains(self, content_hash: bytes) -> bool: ...
-
-    def fetch(self, content_hash: bytes) -> bytes | memoryview | None:
-        """The payload for a LoadBlock; None where there is none after all, or a damaged one."""
 
 
 @dataclass(slots=True)
@@ -114,11 +105,11 @@ class KVManager:
     def lookup(self, request: Request) -> Prefix:
         """The longest known prefix of a waiting request.
 
-        The last token is never in it: its logits are still to be computed. Nor is any other token whose logits are
-        wanted, so prompt_logprobs that are not yet given out want the whole prompt computed.
+        The last token is never in it: its logits are still to be computed. Nor is any other token of which something is
+        wanted (`Request.reads_prefix_cache`).
         """
         prefix = Prefix()
-        if not self.pool.enable_prefix_caching or request.wants_prompt_logprobs:
+        if not self.pool.enable_prefix_caching or not request.reads_prefix_cache:
             return prefix
         num_usable = request.num_tokens - 1
         for index in range(num_usable // self.block_size):

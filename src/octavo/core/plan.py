@@ -106,6 +106,7 @@ class RowResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     error: str | None = None  # this row failed alone (NaN logits, an empty mask …)
+    embedding: bytes | None = None  # float32, little-endian; with the last token of a prompt that wants one
     forks: Sequence[RowResult] = ()  # of ScheduledRequest.forks, in order
 
 
@@ -125,3 +126,4 @@ class RequestUpdate:
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # with the first news only, where the request asked for them
+    embedding: bytes | None = None  # with the last news of a request that wants one

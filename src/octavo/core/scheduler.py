@@ -287,7 +287,7 @@ class Scheduler:
     # ── After the step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
-        """Take in what was computed: one update for each request that has a new token or has ended."""
+        """Take in what was computed: an update for each request with a new token, an end, or progress to report."""
         self.preemption.observe(plan, result)
         if result.failed:
             self._forget_swaps(plan)
@@ -328,9 +328,9 @@ class Scheduler:
         if row.samples:
             return self._take_token(request, outcome, prompt_logprobs)
         if request.num_left > 0:
-            return None
-        self._finish(request, FinishReason.LENGTH)
-        return RequestUpdate(request, [], None, prompt_logprobs)
+            return RequestUpdate(request, []) if request.reports_progress else None
+        self._finish(request, request.end_without_output)
+        return RequestUpdate(request, [], None, prompt_logprobs, outcome.embedding)
 
     def _update_fork(self, request: Request, row: ScheduledRequest, outcome: RowResult) -> RequestUpdate:
         if outcome.error is not None:

@@ -19,8 +19,8 @@ def is_steady(plan: StepPlan, updates: Sequence[RequestUpdate], running: Sequenc
     num_rows = len(plan.scheduled)
     if not num_rows == len(running) == len(updates) == plan.num_scheduled_tokens or plan.preempted or plan.outgrown:
         return False
-    # The numbers can also agree where one left and another came.
-    return all(row.request.finish_reason is None and not row.forks for row in plan.scheduled)
+    # The numbers can also agree where one left and another came, or where a prompt that reports got a single token.
+    return all(row.samples and row.request.finish_reason is None and not row.forks for row in plan.scheduled)
 
 
 def move_on(plan: StepPlan, kv: KVManager) -> bool:

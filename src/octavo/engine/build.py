@@ -5,13 +5,16 @@ The one place that knows all of them. Nothing is loaded before the plan has been
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
 from octavo.checkpoint.base import Checkpoint, open_checkpoint
-from octavo.checkpoint.loader import load_model, weight_bytes
+from octavo.checkpoint.loader import load_model, matrix_sources, weight_bytes
+from octavo.checkpoint.packed_cache import MatrixStore, NoStore, PackedCache
+from octavo.checkpoint.packed_key import packed_key
 from octavo.checkpoint.resolve import resolve
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, packed_cache_folder
 from octavo.core.block_pool import BlockPool
 from octavo.core.kv_manager import KVManager
 from octavo.core.policy import make_policy
@@ -56,7 +59,10 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     model_config.check_max_model_len(plan.max_model_len)
     backend = CpuBackend(variant=variant, num_threads=config.num_threads)
-    model = load_model(checkpoint, model_config, backend, formats, plan.max_model_len, config.seed)
+    start = time.perf_counter()
+    weights = _packed_weights(config, checkpoint, model_config, formats, backend)
+    model = load_model(checkpoint, model_config, backend, formats, plan.max_model_len, config.seed, weights)
+    loading = f"{weights.origin} in {time.perf_counter() - start:.2f} s"
     kv_caches = [
         backend.kv_cache(plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
         for _ in range(model_config.num_layers)
@@ -64,14 +70,30 @@ def build_engine(config: EngineConfig) -> Engine:
     sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
     store = _store(config, checkpoint, model_config, dtype, kv_dtype, formats, variant, plan)
     storage = KVStorage(kv_caches, num_slots=plan.num_slots, swap_dir=config.swap_dir, sink=store)
-    runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler, storage)
-    return Engine(_scheduler(config, plan, store), runner, _info(config, model_config, dtype, formats, backend, plan))
+    runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler, storage, weights)
+    info = _info(config, model_config, dtype, formats, backend, plan, loading)
+    engine = Engine(_scheduler(config, plan, store), runner, info)
+    weights.keep()
+    return engine
 
 
 def _compute_dtype(config: EngineConfig, checkpoint: Checkpoint) -> DType:
     if config.dtype == "auto":
         return "bfloat16" if config.quantization else checkpoint.dtype
     return "float32" if config.dtype in ("float", "float32") else "bfloat16"
+
+
+def _packed_weights(
+    config: EngineConfig, checkpoint: Checkpoint, model: ModelConfig, formats: WeightFormats, backend: CpuBackend
+) -> MatrixStore:
+    folder = packed_cache_folder(config)
+    if folder is None or checkpoint.format == "config":
+        return NoStore()
+
+    def identify() -> bytes:
+        return packed_key(checkpoint, matrix_sources(checkpoint, model, formats), backend.variant)
+
+    return PackedCache(folder, int(config.packed_cache_size * GiB), identify, backend)
 
 
 def _executor(
@@ -128,6 +150,7 @@ def _info(
     formats: WeightFormats,
     backend: CpuBackend,
     plan: MemoryPlan,
+    loading: str,
 ) -> EngineInfo:
     return EngineInfo(
         max_model_len=plan.max_model_len,
@@ -139,6 +162,8 @@ def _info(
         num_threads=backend.num_threads,
         memory_plan=str(plan),
         max_num_seqs=config.max_num_seqs,
+        loading=loading,
+        hidden_size=model.hidden_size,
         arithmetic=str(formats.layers),
         cache_config={
             "block_size": str(plan.block_size),

@@ -13,7 +13,7 @@ from typing import Protocol
 from octavo.core.picture import Painter, Picture
 from octavo.core.plan import EvictBlock, RequestUpdate, RowResult, StepPlan, StepResult
 from octavo.core.scheduler import Scheduler
-from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
+from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta, callers_id
 from octavo.request import EngineRequest, Request
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,7 @@ class Engine:
             num_swaps=scheduler.num_swaps,
             num_steps=scheduler.num_steps,
             step_tokens=scheduler.step_tokens,
+            store=None if kv.store is None else kv.store.counts,
         )
 
     def picture(self) -> Picture:
@@ -94,7 +95,9 @@ class Engine:
 
 
 def _failed(plan: StepPlan, error: Exception) -> StepResult:
-    logger.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
+    request_ids = [callers_id(row.request.request_id) for row in plan.scheduled]
+    about = {"request_ids": request_ids}
+    logger.error("a step of %d requests failed", len(request_ids), exc_info=error, extra=about)
     message = f"the step that computed this request failed: {type(error).__name__}: {error}"
     rows = [RowResult(error=message, forks=[RowResult(error=message) for _ in row.forks]) for row in plan.scheduled]
     return StepResult(rows, failed=True)
@@ -110,4 +113,7 @@ def as_delta(update: RequestUpdate) -> TokenDelta:
         delta.num_preemptions = request.num_preemptions
         delta.first_scheduled_time = request.first_scheduled_time
         delta.hypotheses = request.hypotheses
+        if request.source.reports_progress and request.num_output_tokens <= 1:
+            delta.num_computed_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        delta.embedding = update.embedding
     return delta

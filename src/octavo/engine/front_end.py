@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
+from octavo.engine.pooling import PoolingDefaults, pooling_defaults
 from octavo.errors import ConfigError, InvalidRequestError
 from octavo.request import SamplingParams
 
@@ -38,6 +39,7 @@ class FrontEnd:
     model_config: dict[str, Any]  # as config.json has it
     eos_token_ids: list[int]
     sampling_defaults: SamplingDefaults
+    pooling_defaults: PoolingDefaults = field(default_factory=PoolingDefaults)
 
 
 def load_front_end(config: EngineConfig) -> FrontEnd:
@@ -56,6 +58,7 @@ def load_front_end(config: EngineConfig) -> FrontEnd:
         model_config=checkpoint.config,
         eos_token_ids=eos_token_ids(checkpoint.generation_config, checkpoint.config, tokenizer.end_token_ids),
         sampling_defaults=default_sampling_params(checkpoint.generation_config, config.generation_config),
+        pooling_defaults=pooling_defaults(config, path),
     )
 
 

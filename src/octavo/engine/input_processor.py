@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from octavo.core.beams import num_candidates
+from octavo.engine.pooling import PoolingDefaults, decided, no_output
 from octavo.errors import ContextLengthError, InvalidRequestError
+from octavo.pooling import PoolingParams
 from octavo.request import BeamSearchParams, EngineRequest, OutputKind, SamplingParams
 from octavo.sampling.validate import validate_for_model
 
@@ -79,6 +81,7 @@ class InputProcessor:
         eos_token_ids: Sequence[int],
         max_logprobs: int,
         next_seed: Callable[[], int] = random_seed,
+        pooling_defaults: PoolingDefaults | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_model_len = info.max_model_len
@@ -90,6 +93,9 @@ class InputProcessor:
         self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < info.vocab_size]
         self._max_logprobs = max_logprobs
         self._next_seed = next_seed
+        self._pooling_defaults = pooling_defaults or PoolingDefaults()
+        self._hidden_size = info.hidden_size
+        self._no_output = no_output()
         self._sample_numbers = itertools.count()
 
     def process(
@@ -101,12 +107,17 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str | None = None,
         user: str | None = None,
+        reports_progress: bool = False,
     ) -> ProcessedRequest:
-        text, first = self._first_sample(request_id, prompt, params, cache_salt, priority=priority, user=user)
+        text, first = self._first_sample(
+            request_id, prompt, params, cache_salt, priority=priority, user=user, reports_progress=reports_progress
+        )
         samples = [first]
         if first.params.n > 1:
             # The first computes the prompt for all of them, and scores it.
-            others = dataclasses.replace(first, params=copy.copy(first.params), fork_of=first.request_id)
+            others = dataclasses.replace(
+                first, params=copy.copy(first.params), fork_of=first.request_id, reports_progress=False
+            )
             others.params.prompt_logprobs = None
             samples += [
                 dataclasses.replace(others, request_id=self._engine_id(request_id), sample_index=index)
@@ -148,6 +159,24 @@ class InputProcessor:
         first.beams = beams
         samples = [dataclasses.replace(first, sample_index=index) for index in range(steps.n)]
         return ProcessedRequest(request_id, text, samples)
+
+    def process_pooling(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: PoolingParams | None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        user: str | None = None,
+    ) -> ProcessedRequest:
+        """For an embedding of the prompt."""
+        pooling = decided(params, self._pooling_defaults, self._hidden_size)
+        sampling = copy.copy(self._no_output)
+        sampling.truncate_prompt_tokens = pooling.truncate_prompt_tokens
+        fields: dict[str, Any] = {"pooling": pooling, "priority": priority, "user": user}
+        text, request = self._first_sample(request_id, prompt, sampling, cache_salt, **fields)
+        return ProcessedRequest(request_id, text, [request])
 
     def _first_sample(
         self, request_id: str, prompt: Prompt, params: SamplingParams, cache_salt: str | None, **fields: Any
@@ -230,6 +259,11 @@ class InputProcessor:
         wanted = params.max_tokens
         if room >= (1 if wanted is None else wanted):
             return room if wanted is None else wanted
+        if wanted == 0:
+            raise ContextLengthError(
+                f"prompt has {num_prompt_tokens} tokens; the context is {self._max_model_len} tokens long",
+                param="prompt",
+            )
         asked = "at least 1 token of output" if wanted is None else f"{wanted} in the output (max_tokens)"
         total = num_prompt_tokens + (1 if wanted is None else wanted)
         raise ContextLengthError(

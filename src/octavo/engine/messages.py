@@ -10,7 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from octavo.core.picture import Picture as Picture
+from octavo.core.store import StoreCounts
 from octavo.request import BeamHypothesis, FinishReason, TokenLogprobs
+
+
+def callers_id(request_id: str) -> str:
+    """A caller's name for the request that the engine calls so (`InputProcessor` adds a number to it)."""
+    return request_id.rpartition("#")[0] or request_id
 
 
 class TokenDelta(msgspec.Struct, array_like=True):
@@ -19,7 +25,9 @@ class TokenDelta(msgspec.Struct, array_like=True):
     `stop_reason` is the stop token's id where one of `stop_token_ids` ended it (stop strings are found by the front
     end, which sees the text). The counts and `first_scheduled_time` come with the first news and with the last ones;
     `prompt_logprobs` with the first: a prompt longer than one step's budget is complete by then. A beam search has no
-    news but its end: `hypotheses`, best first.
+    news but its end: `hypotheses`, best first. Nor has an embedding, whose bytes are float32, little-endian.
+    `num_computed_tokens` is how much of the prompt is computed, where the request reports it: with the news before its
+    first token, which have nothing else, and with that token.
     """
 
     request_id: str
@@ -33,6 +41,8 @@ class TokenDelta(msgspec.Struct, array_like=True):
     first_scheduled_time: float | None = None
     error: str | None = None
     hypotheses: list[BeamHypothesis] | None = None
+    num_computed_tokens: int | None = None
+    embedding: bytes | None = None
 
 
 # Of SchedulerStats: what is so now. All else counts.
@@ -54,11 +64,14 @@ class SchedulerStats(msgspec.Struct, array_like=True):
     external_prefix_cache_queries: int = 0  # tokens not in the KV cache, looked up on disk
     external_prefix_cache_hits: int = 0
     num_restarts: int = 0  # of the engine's process
+    store: StoreCounts | None = None  # of the prefix cache's disk tier, where there is one
 
     def following(self, earlier: SchedulerStats) -> SchedulerStats:
         """This picture, of an engine that has taken another's place: the counters go on from `earlier`."""
-        counters = set(self.__struct_fields__) - GAUGES
-        return replace(self, **{name: getattr(earlier, name) + getattr(self, name) for name in counters})
+        counters = set(self.__struct_fields__) - GAUGES - {"store"}
+        sums = {name: getattr(earlier, name) + getattr(self, name) for name in counters}
+        store = earlier.store if self.store is None else self.store.following(earlier.store or StoreCounts())
+        return replace(self, store=store, **sums)
 
 
 @dataclass(slots=True)
@@ -74,8 +87,10 @@ class EngineInfo:
     num_threads: int
     memory_plan: str  # the one line printed at start
     max_num_seqs: int
+    hidden_size: int = 0  # of an embedding
     arithmetic: str = ""  # for people: how the weights are kept and multiplied
     cache_config: dict[str, str] = field(default_factory=dict)  # labels of vllm:cache_config_info
+    loading: str = ""  # where the weights come from and what that took, for people
 
 
 class EngineReply(msgspec.Struct, array_like=True):

@@ -1,7 +1,8 @@
 """The figures of /metrics, under vLLM's names, so that its dashboards work unchanged.
 
 Owns a registry of its own and how steps and finished requests become figures; it does no timing itself. One engine,
-"0"; a sample of a request with n > 1 counts as a request, as in vLLM.
+"0"; a sample of a request with n > 1 counts as a request, as in vLLM. Of vLLM's names those are missing that would
+always be zero here: they are of things that octavo does not have.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from octavo.core.store import StoreCounts
 from octavo.engine.messages import EngineInfo, SchedulerStats
 from octavo.engine.output_processor import SampleState, StepNews
 from octavo.request import FinishReason
 
 ENGINE = "0"
+DISK = {"tier": "1:fs"}  # vLLM's name for a file system behind memory
 
 # vLLM's buckets: where its dashboards put their quantiles.
 FIRST_TOKEN_SECONDS = (
@@ -42,7 +45,7 @@ MAX_WAITING = 1000  # figures not yet counted: some milliseconds of work
 
 class Metrics:
     def __init__(self, model_name: str, info: EngineInfo) -> None:
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._metrics: dict[str, Any] = {}
         self._labels = {"model_name": model_name, "engine": ENGINE}
         self._stats = self._counted = SchedulerStats()  # the newest, and those in the figures
@@ -51,12 +54,27 @@ class Metrics:
         self._new_step_tokens: list[int] = []
         self._new_inter_token: list[float] = []
         self._num_new_tokens = 0
+        self._num_external_due = 0  # tokens found on disk, for requests that have not said anything yet
         self.num_generation_tokens = 0  # since the start
         self._recent_first_tokens: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT)  # when, how long after arrival
-        counts = one_two_five(info.max_model_len)
+        self._make_gauges(info)
+        self._make_counters()
+        self._make_disk_figures()
+        self._make_histograms(one_two_five(info.max_model_len))
+        ProcessCollector(registry=self.registry)
+
+    def _make_gauges(self, info: EngineInfo) -> None:
         self._running = self._gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = self._gauge("num_requests_waiting", "Requests waiting to be run.")
+        # None is deferred: who waits for another to compute an equal prompt would else wait for capacity.
+        self._waiting_for_capacity, _ = (
+            self._gauge("num_requests_waiting_by_reason", "The same, by what they wait for.", {"reason": reason})
+            for reason in ("capacity", "deferred")
+        )
         self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all.")
+        self._gauge("cache_config_info", "The engine's cache, in labels.", info.cache_config).set(1)
+
+    def _make_counters(self) -> None:
         self._cache_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
         self._cache_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
         self._external_queries = self._counter(
@@ -66,15 +84,54 @@ class Metrics:
         self._preemptions = self._counter("num_preemptions", "Preemptions by the engine.")
         self._swaps = self._counter("num_swaps", "Preemptions that kept what was computed in the swap space.")
         self._restarts = self._counter("engine_restarts", "Times that the engine's process was started again.")
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
+        self._prompt_tokens_from = {
+            source: self._counter("prompt_tokens_by_source", "The same, by where their KV is from.", {"source": source})
+            for source in ("local_compute", "local_cache_hit", "external_kv_transfer")
+        }
+        self._cached_tokens = self._counter("prompt_tokens_cached", "Of these, those found in a cache.")
+        self._cached_tokens_from = {
+            source: self._counter("prompt_tokens_cached_by_source", "The same, by where they lay.", {"source": source})
+            for source in ("device", "disk")
+        }
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self._success = {
             reason: self._counter("request_success", "Finished requests.", {"finished_reason": reason})
             for reason in FinishReason
         }
+        rejections = Counter(
+            "vllm:admission_rejections",
+            "Calls refused for want of room.",
+            ("model_name", "reason"),
+            registry=self.registry,
+        )
+        self._rejections = {
+            reason: rejections.labels(self._labels["model_name"], reason)
+            for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
+        }
+
+    def _make_disk_figures(self) -> None:
+        self._disk_queries = self._counter("kv_offload_tiering_chunk_queries", "KV blocks asked of the disk.", DISK)
+        self._disk_hits = self._counter("kv_offload_tiering_chunk_hits", "KV blocks read from disk.", DISK)
+        self._disk_read = self._counter("kv_offload_tiering_read_bytes", "Bytes of KV blocks read from disk.", DISK)
+        self._disk_written = self._counter("kv_offload_tiering_write_bytes", "… and written there.", DISK)
+        self._disk_dropped = self._counter(
+            "kv_offload_tiering_backpressure_blocks_dropped",
+            "KV blocks that were to be written and were not: the disk is too slow, or cannot be written.",
+            DISK,
+        )
+        self._disk_used = self._gauge("kv_offload_tiering_used_bytes", "Size of all files in the folder.", DISK)
+
+    def _make_histograms(self, counts: Sequence[float]) -> None:
         self._step_tokens = self._histogram("iteration_tokens_total", "Tokens computed in a step.", STEP_TOKENS)
         self._request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", counts)
         self._request_tokens = self._histogram("request_generation_tokens", "Tokens generated for a request.", counts)
+        self._request_max_tokens = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest of a request's n samples.", counts
+        )
+        self._request_computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that were in no cache.", counts
+        )
         self._params_n = self._histogram("request_params_n", "The parameter n.", SMALL_COUNTS)
         self._params_max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", counts)
         self._request_preemptions = self._histogram(
@@ -98,12 +155,12 @@ class Metrics:
         self._decode = self._histogram(
             "request_decode_time_seconds", "From the first token to the last.", REQUEST_SECONDS
         )
-        self._gauge("cache_config_info", "The engine's cache, in labels.", info.cache_config).set(1)
 
     def observe_step(self, news: StepNews, stats: SchedulerStats) -> None:
         """One reply of the engine."""
         if stats.num_steps > self._stats.num_steps:
             self._new_step_tokens.append(stats.step_tokens)
+        self._num_external_due += stats.external_prefix_cache_hits - self._stats.external_prefix_cache_hits
         self._stats = stats
         self._num_new_tokens += news.num_output_tokens
         self.num_generation_tokens += news.num_output_tokens
@@ -112,7 +169,7 @@ class Metrics:
             self._first_token.observe(seconds)
             self._recent_first_tokens.append((time.monotonic(), seconds))
         if news.num_prompt_tokens:
-            self._prompt_tokens.inc(news.num_prompt_tokens)
+            self._count_prompts(news.num_prompt_tokens, news.num_cached_tokens)
         if news.finished:
             self.observe_finished(news.finished)
         if len(self._new_step_tokens) + len(self._new_inter_token) >= MAX_WAITING:
@@ -124,6 +181,7 @@ class Metrics:
         self._counted = stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
+        self._waiting_for_capacity.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_cache_usage)
         self._cache_queries.inc(stats.prefix_cache_queries - last.prefix_cache_queries)
         self._cache_hits.inc(stats.prefix_cache_hits - last.prefix_cache_hits)
@@ -133,11 +191,37 @@ class Metrics:
         self._swaps.inc(stats.num_swaps - last.num_swaps)
         self._restarts.inc(stats.num_restarts - last.num_restarts)
         self._generation_tokens.inc(self._num_new_tokens)
+        self._settle_disk(stats.store or StoreCounts(), last.store or StoreCounts())
         for tokens in self._new_step_tokens:
             self._step_tokens.observe(tokens)
         for seconds in self._new_inter_token:
             self._inter_token.observe(seconds)
         self._num_new_tokens, self._new_step_tokens, self._new_inter_token = 0, [], []
+
+    def _settle_disk(self, counts: StoreCounts, last: StoreCounts) -> None:
+        self._disk_queries.inc(counts.num_hits + counts.num_misses - last.num_hits - last.num_misses)
+        self._disk_hits.inc(counts.num_hits - last.num_hits)
+        self._disk_read.inc(counts.num_read_bytes - last.num_read_bytes)
+        self._disk_written.inc(counts.num_written_bytes - last.num_written_bytes)
+        self._disk_dropped.inc(counts.num_dropped - last.num_dropped)
+        self._disk_used.set(counts.num_bytes)
+
+    def _count_prompts(self, num_tokens: int, num_cached: int) -> None:
+        """Of requests that got their first token. The engine counts what it found on disk when it admits a request,
+        which is earlier: the sums agree when all that were admitted have said something."""
+        num_external = min(num_cached, self._num_external_due)
+        self._num_external_due -= num_external
+        self._prompt_tokens.inc(num_tokens)
+        self._cached_tokens.inc(num_cached)
+        self._prompt_tokens_from["local_compute"].inc(num_tokens - num_cached)
+        self._prompt_tokens_from["local_cache_hit"].inc(num_cached - num_external)
+        self._prompt_tokens_from["external_kv_transfer"].inc(num_external)
+        self._cached_tokens_from["device"].inc(num_cached - num_external)
+        self._cached_tokens_from["disk"].inc(num_external)
+
+    def count_rejection(self, reason: str) -> None:
+        """A call that found no room: `max_num_queued_reqs` or `max_num_queued_tokens`."""
+        self._rejections[reason].inc()
 
     def observe_finished(self, samples: Sequence[SampleState]) -> None:
         for sample in samples:
@@ -147,12 +231,18 @@ class Metrics:
             self._request_prompt_tokens.observe(len(source.prompt_token_ids))
             self._request_tokens.observe(num_tokens)
             self._request_preemptions.observe(sample.num_preemptions)
-            if source.sample_index == 0:
+            # The other samples of a prompt find all of it computed.
+            num_computed = max(0, len(source.prompt_token_ids) - (sample.request.num_cached_tokens or 0))
+            self._request_computed_tokens.observe(num_computed if source.sample_index == 0 else 0)
+            if source.sample_index == 0 and source.pooling is None:
                 self._params_n.observe(source.params.n)
-            if source.params.max_tokens is not None:
+            if source.params.max_tokens is not None and source.pooling is None:
                 self._params_max_tokens.observe(source.params.max_tokens)
             self._e2e.observe(max(0.0, sample.finished_time - source.arrival_time))
             self._observe_phases(sample, num_tokens)
+        for request in {id(sample.request): sample.request for sample in samples}.values():
+            if request.finished:
+                self._request_max_tokens.observe(max(len(sample.token_ids) for sample in request.samples))
 
     def _observe_phases(self, sample: SampleState, num_tokens: int) -> None:
         scheduled, first, last = sample.first_scheduled_time, sample.first_token_time, sample.last_token_time
@@ -178,7 +268,7 @@ class Metrics:
     def render(self) -> bytes:
         """Prometheus' text format."""
         self._settle()
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def _gauge(self, name: str, help: str, labels: dict[str, str] | None = None) -> Gauge:
         gauge: Gauge = self._labelled(Gauge, name, help, labels)
@@ -197,7 +287,7 @@ class Metrics:
         labels = self._labels | (labels or {})
         metric = self._metrics.get(name)
         if metric is None:
-            metric = kind(f"vllm:{name}", help, labels.keys(), registry=self._registry, **options)
+            metric = kind(f"vllm:{name}", help, labels.keys(), registry=self.registry, **options)
             self._metrics[name] = metric
         return metric.labels(**labels)
 

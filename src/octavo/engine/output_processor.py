@@ -21,6 +21,7 @@ from octavo.request import (
     EngineRequest,
     FinishReason,
     Logprob,
+    PromptProgress,
     RequestMetrics,
     RequestOutput,
     TokenLogprobs,
@@ -158,14 +159,31 @@ class RequestState:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens: int | None = None  # of the first sample: the others find its prompt in the cache
         self.error: str | None = None  # of the first sample that failed
+        self.embedding: bytes | None = None
         self.metrics = RequestMetrics(first.arrival_time)  # of all samples: the first to begin, the last to end
         self.samples = [SampleState(self, source, tokenizer) for source in processed.samples]
         self.num_unfinished = len(self.samples)
+        self._num_computed_tokens = -1  # of the prompt, as far as reported
+        self._new_progress: PromptProgress | None = None
         self._end_taken = False
 
     @property
     def finished(self) -> bool:
         return self.num_unfinished == 0
+
+    def note_progress(self, delta: TokenDelta, now: float) -> None:
+        """A prompt that is computed again, after a preemption or by the next engine, says nothing before it is further
+        than it was."""
+        computed = delta.num_computed_tokens
+        if computed is None or computed <= self._num_computed_tokens:
+            return
+        self._num_computed_tokens = computed
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = delta.num_cached_tokens
+        begin = self.metrics.first_scheduled_time or delta.first_scheduled_time or now
+        self._new_progress = PromptProgress(
+            len(self.prompt_token_ids), self.num_cached_tokens, computed, max(0.0, now - begin)
+        )
 
     def unfold(self, delta: TokenDelta) -> list[tuple[SampleState, TokenDelta]]:
         """The end of a beam search is news for all its samples: each with its own."""
@@ -189,11 +207,12 @@ class RequestState:
             return None
         if kind == "delta":
             outputs = [output for sample in self.samples if (output := sample.take_delta()) is not None]
-            if not outputs:
+            if not outputs and self._new_progress is None:
                 return None
         else:
             outputs = [sample.output() for sample in self.samples]
         self._end_taken = self.finished
+        progress, self._new_progress = self._new_progress, None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -205,6 +224,8 @@ class RequestState:
             metrics=self.metrics,
             seed=self.seed,
             error=self.error,
+            prompt_progress=progress,
+            embedding=self.embedding,
         )
 
 
@@ -215,7 +236,8 @@ class StepNews:
     updated: list[RequestState] = field(default_factory=list)
     to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
     finished: list[SampleState] = field(default_factory=list)
-    num_prompt_tokens: int = 0  # of the requests that got their first token
+    num_prompt_tokens: int = 0  # of the requests that got their first token, or all that they wanted without one …
+    num_cached_tokens: int = 0  # … and of these, those found in a cache
     num_output_tokens: int = 0
     times_to_first_token: list[float] = field(default_factory=list)  # seconds
     inter_token_latencies: list[float] = field(default_factory=list)  # seconds
@@ -265,6 +287,9 @@ class OutputProcessor:
         if sample.finished:
             self._finish(sample, now)
             news.finished.append(sample)
+            if sample.last_token_time is None and sample.finish_reason is not FinishReason.ERROR:
+                sample.request.embedding = delta.embedding
+                news.num_prompt_tokens += len(sample.source.prompt_token_ids)  # all that was wanted
 
     def abort(self, request: RequestState) -> StepNews:
         """End what still lives of a request. Its `to_abort` goes to the engine."""
@@ -298,9 +323,10 @@ class OutputProcessor:
                 request.prompt_logprobs = [None, *(as_logprob_dict(e, token_text) for e in delta.prompt_logprobs)]
             return sample.apply(delta, token_text)
         except Exception as error:
-            logger.exception("request %s failed while its text was made", delta.request_id)
+            about = {"request_id": request.request_id}
+            logger.exception("request %s failed while its text was made", request.request_id, extra=about)
             sample.finish_reason, sample.stop_reason = FinishReason.ERROR, None
-            request.error = request.error or f"{type(error).__name__}: {error}"
+            request.error = request.error or f"its text could not be made ({type(error).__name__})"
             return delta.finish_reason is None
 
     def _finish(self, sample: SampleState, now: float) -> None:
@@ -314,14 +340,18 @@ class OutputProcessor:
     @staticmethod
     def _note_times(sample: SampleState, delta: TokenDelta, now: float, news: StepNews) -> None:
         if not delta.token_ids:
+            sample.request.note_progress(delta, now)
             return
         news.num_output_tokens += len(delta.token_ids)
         if sample.last_token_time is None:
             sample.first_token_time = now
+            sample.request.note_progress(delta, now)
             metrics = sample.request.metrics
             metrics.first_token_time = metrics.first_token_time or now
             if sample.source.sample_index == 0:
-                news.num_prompt_tokens += len(sample.source.prompt_token_ids)
+                num_prompt_tokens = len(sample.source.prompt_token_ids)
+                news.num_prompt_tokens += num_prompt_tokens
+                news.num_cached_tokens += min(delta.num_cached_tokens, num_prompt_tokens)
             news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
         else:
             news.inter_token_latencies.append(max(0.0, now - sample.last_token_time))

@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.frames import FrameReader, frame
+from octavo.engine.logs import set_up_logs
 from octavo.engine.messages import AbortRequests, EngineReply, MessageKind, TokenDelta
 from octavo.errors import OctavoError
 from octavo.request import EngineRequest, FinishReason
@@ -84,8 +85,11 @@ class EngineLoop:
         return True
 
 
-def run(build: Callable[[EngineConfig], Any]) -> int:
-    """Read the configuration, build the engine, serve until told to stop; returns the exit code."""
+def run(build: Callable[[EngineConfig], Any], log_options: Sequence[str] = ()) -> int:
+    """Read the configuration, build the engine, serve until told to stop; returns the exit code. `log_options`: none,
+    or those of `set_up_logs`."""
+    if log_options:
+        set_up_logs(*log_options)
     # The client decides when the engine ends: a signal to the whole group or terminal is not for the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -125,7 +129,7 @@ def _fill(inbox: Inbox, client: socket.socket) -> None:
 def main() -> None:
     from octavo.engine.build import build_engine
 
-    sys.exit(run(build_engine))
+    sys.exit(run(build_engine, sys.argv[1:]))
 
 
 if __name__ == "__main__":

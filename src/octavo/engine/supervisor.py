@@ -30,7 +30,7 @@ from octavo.config import EngineConfig
 from octavo.core.picture import Picture
 from octavo.engine.client import ProcessClient
 from octavo.engine.live_requests import MAX_CRASHES, LiveRequests
-from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta
+from octavo.engine.messages import EngineInfo, SchedulerStats, TokenDelta, callers_id
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.request import EngineRequest, FinishReason
 
@@ -195,7 +195,8 @@ class SupervisedClient:
         if crash.culprit is None:
             return []
         why = f"the engine died {MAX_CRASHES} times in a row while it computed this request, and no other ({cause})"
-        logger.error("request %s fails: %s", crash.culprit.request_id, why)
+        request_id = callers_id(crash.culprit.request_id)
+        logger.error("request %s fails: %s", request_id, why, extra={"request_id": request_id})
         return [TokenDelta(crash.culprit.request_id, finish_reason=FinishReason.ERROR, error=why)]
 
     async def _restart(self) -> list[TokenDelta]:

@@ -88,7 +88,10 @@ class Llama:
         h = ops.silu_mul(ops.linear(h, layer.gate_up))  # [T, intermediate]
         return ops.linear(h, layer.down)
 
+    def final_states(self, ops: Ops, hidden: Tensor) -> Tensor:
+        """float32 [n, hidden]: rows of what forward returned, after the last norm."""
+        return ops.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+
     def logits(self, ops: Ops, hidden: Tensor, batch: Any) -> Tensor:
         """float32 [L, vocab] for the rows in batch.logit_rows of `hidden`, what forward returned."""
-        x = ops.take_rows(hidden, batch.logit_rows)
-        return ops.linear(ops.rms_norm(x, self.norm, self.config.rms_norm_eps), self.lm_head)
+        return ops.linear(self.final_states(ops, ops.take_rows(hidden, batch.logit_rows)), self.lm_head)

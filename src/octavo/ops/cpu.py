@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.ops import isa
 from octavo.ops.api import ActivationDType, Batch, CacheDType, Float32Array, Int32Array, Storage, TensorSource
@@ -42,9 +43,33 @@ class CpuBackend:
         bias: Sequence[TensorSource] = (),
         storage: Storage = "plain",
     ) -> Any:
+        return self.native.Matrix(self.pool, self._arena, *self._layout(sources, dtype, bias, storage))
+
+    def map_packed(self, file: int, num_bytes: int) -> Any:
+        return self.native.Mapping(file, num_bytes)
+
+    def packed_matrix(
+        self,
+        mapping: Any,
+        offset: int,
+        sources: Sequence[TensorSource],
+        dtype: ActivationDType,
+        bias: Sequence[TensorSource] = (),
+        storage: Storage = "plain",
+    ) -> Any:
+        return self.native.Matrix.packed(mapping, offset, *self._layout(sources, dtype, bias, storage))
+
+    def checksums(self, data: npt.NDArray[np.uint8], *, threads: bool = True) -> npt.NDArray[np.uint64]:
+        sums: npt.NDArray[np.uint64] = self.native.checksums(data, self.pool if threads else None)
+        return sums
+
+    def _layout(
+        self, sources: Sequence[TensorSource], dtype: ActivationDType, bias: Sequence[TensorSource], storage: Storage
+    ) -> tuple[Any, ...]:
+        """What decides how a matrix is packed, as the native module takes it."""
         rows = [(source.data, source.type, source.shape[0], source.row_order) for source in sources]
         values = np.concatenate([self.vector(source) for source in bias]) if bias else None
-        return self.native.Matrix(self.pool, self._arena, rows, sources[0].shape[1], dtype, storage, values)
+        return rows, sources[0].shape[1], dtype, storage, values
 
     def vector(self, source: TensorSource) -> Float32Array:
         values: Float32Array = self.native.decode(source.type, source.data, 1, source.shape[0])[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from octavo.checkpoint.base import Checkpoint
-from octavo.errors import CheckpointError
+from octavo.checkpoint.weight_files import weight_files
 from octavo.models.config import ModelConfig
 from octavo.models.rope import rope_frequencies
 from octavo.ops import isa
@@ -24,7 +24,6 @@ from octavo.runtime.block_files import HASH_BYTES
 
 # Raise it when the bytes of a block mean something else although nothing below tells.
 LAYOUT_VERSION = 1
-EDGE_BYTES = 64 * 1024  # that are read at each end of a checkpoint's file: whole ones would take as long as loading
 _PACKAGE = Path(__file__).resolve().parent.parent
 _COMPUTING_FOLDERS = ("checkpoint", "core", "models", "ops", "quant", "runtime")
 
@@ -43,35 +42,24 @@ def fingerprint(
 ) -> bytes:
     """32 bytes. Each argument is as the engine uses it, no longer "auto"; `variant` is the kernels' instruction set.
 
-    Weights are known by their files' names (without the folder), sizes, times of change and first and last EDGE_BYTES;
-    random ones by `seed`, which else does not count. `max_model_len` counts as far as it changes the rope table. Raises
+    Weights are known by their files' names (without the folder), sizes, times of change and both ends; random ones by
+    `seed`, which else does not count. `max_model_len` counts as far as it changes the rope table. Raises
     CheckpointError for a file that cannot be read.
     """
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     options = (LAYOUT_VERSION, model, dtype, kv_dtype, formats, block_size, variant)
-    weights = [repr(seed).encode()] if checkpoint.format == "config" else _weight_files(checkpoint)
+    weights = [repr(seed).encode()] if checkpoint.format == "config" else _files(checkpoint)
     for part in (repr(options).encode(), *weights, *_positions(model, max_model_len), *_arithmetic(variant)):
         digest.update(len(part).to_bytes(8, "little"))  # where a part ends is part of the whole
         digest.update(part)
     return digest.digest()
 
 
-def _weight_files(checkpoint: Checkpoint) -> Iterator[bytes]:
-    path = checkpoint.path
-    # A folder's index says what is where. A stray file that it does not name is taken in too, which does no harm.
-    files = sorted([*path.glob("*.safetensors"), *path.glob("*.safetensors.index.json")]) if path.is_dir() else [path]
-    for file in files:
-        try:
-            info = file.stat()
-            with file.open("rb") as stream:
-                first = stream.read(EDGE_BYTES)
-                stream.seek(max(0, info.st_size - EDGE_BYTES))
-                last = stream.read(EDGE_BYTES)
-        except OSError as error:
-            raise CheckpointError(f"{file}: cannot be read: {error}") from error
-        yield repr((file.name, info.st_size, info.st_mtime_ns)).encode()
-        yield first
-        yield last
+def _files(checkpoint: Checkpoint) -> Iterator[bytes]:
+    for file in weight_files(checkpoint):
+        yield repr((file.name, file.info.st_size, file.info.st_mtime_ns)).encode()
+        yield file.first
+        yield file.last
 
 
 def _positions(model: ModelConfig, max_model_len: int) -> Iterator[bytes]:

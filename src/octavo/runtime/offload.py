@@ -24,6 +24,7 @@ import threading
 import time
 from pathlib import Path
 
+from octavo.core.store import StoreCounts
 from octavo.errors import ConfigError
 from octavo.runtime.block_files import HASH_BYTES, BlockFile, BlockFolder
 
@@ -70,6 +71,19 @@ class DiskStore:
         self._writer.start()
 
     # ── The engine's side ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def counts(self) -> StoreCounts:
+        """For the metrics; the writer's are a moment old."""
+        block_bytes = self._folder.block_bytes
+        return StoreCounts(
+            num_hits=self.num_hits,
+            num_misses=self.num_misses,
+            num_read_bytes=self.num_hits * block_bytes,
+            num_written_bytes=self.num_written * block_bytes,
+            num_dropped=self.num_dropped,
+            num_bytes=self.num_bytes,
+        )
 
     def contains(self, content_hash: bytes) -> bool:
         """Whether `fetch` should find the block. Asks memory alone."""

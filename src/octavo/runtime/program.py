@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.core.plan import StepPlan
 from octavo.models.registry import Model
-from octavo.ops.api import Batch, Float32Array
+from octavo.ops.api import Batch, Float32Array, Int32Array
 from octavo.ops.cpu import CpuBackend, CpuOps
 from octavo.runtime.batch import make_batch
 from octavo.runtime.fusion import fuse
@@ -66,6 +66,11 @@ class EagerExecutor:
         logits: Float32Array = self._model.logits(self._ops, self._hidden, wanted)
         return logits
 
+    def final_states(self, rows: Int32Array) -> Float32Array:
+        """float32 [n, hidden] of these token rows of the last batch run, after the last norm."""
+        states: Float32Array = self._model.final_states(self._ops, self._ops.take_rows(self._hidden, rows))
+        return states
+
 
 class ProgramExecutor:
     """Traces the model once, then replays the native program."""
@@ -74,15 +79,19 @@ class ProgramExecutor:
         self, model: Model, backend: CpuBackend, kv_caches: Sequence[Any], block_size: int, max_tokens: int
     ) -> None:
         config = model.config
+        self._model = model
         self._block_size = block_size
+        self._max_tokens = max_tokens
         ops = TraceOps()
         batch = SymbolicBatch()
-        self._output = model.logits(ops, model.forward(ops, batch, kv_caches), batch)
+        hidden = model.forward(ops, batch, kv_caches)
+        self._output = model.logits(ops, hidden, batch)
         nodes = fuse(ops.nodes)
         self.native = backend.native.Program(
             backend.pool, max_tokens, MAX_LOGITS, config.num_heads, config.num_kv_heads, config.head_dim
         )
         self._backend = backend
+        self._ops = CpuOps(backend)
         self._run_and_sample: Callable[..., Drawn] = backend.native.run_and_sample
         self._slice = backend.native.Slice
         self._names = _weight_names(model)
@@ -90,7 +99,7 @@ class ProgramExecutor:
         for node in nodes:
             self._emit(node)
         self.native.allocate()
-        self._logits = self._place(self._output)
+        self._hidden, self._logits = self._place(hidden), self._place(self._output)
 
     def batch(self, plan: StepPlan) -> Any:
         """`make_batch` of the plan, as the kernels read it."""
@@ -106,6 +115,12 @@ class ProgramExecutor:
         call. The sampler scores them there; `np.array` copies them."""
         self.native.run_logits(first, count)
         return self.native.logit_rows(self._logits, count)
+
+    def final_states(self, rows: Int32Array) -> Float32Array:
+        """As EagerExecutor's. No instruction of the program: the steps that nobody embeds in do not pay for it."""
+        hidden = self.native.rows(self._hidden, self._max_tokens)
+        states: Float32Array = self._model.final_states(self._ops, self._ops.take_rows(hidden, rows))
+        return states
 
     def instructions(self) -> list[Instruction]:
         return [Instruction(*row) for row in self.native.instructions]

@@ -10,10 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from octavo.checkpoint.packed_cache import MatrixStore, NoStore
 from octavo.core.plan import EvictBlock, RowResult, ScheduledRequest, StepPlan, StepResult
 from octavo.errors import RequestFailedError
 from octavo.request import Request
 from octavo.runtime.kv_cache import KVStorage
+from octavo.runtime.pooling import pool
 from octavo.runtime.program import MAX_LOGITS
 from octavo.sampling.feature import SamplerRow
 from octavo.sampling.sampler import Drawn, Sampler, as_results
@@ -32,12 +34,19 @@ class Executor(Protocol):
         """float32 [count, vocab] of the batch's logit rows [first, first + count), at most MAX_LOGITS. The next call
         may overwrite them."""
 
+    def final_states(self, rows: Any) -> Any:
+        """int32 [n] -> float32 [n, hidden]: the hidden states of these token rows of the batch, after the last norm."""
+
 
 class Runner:
-    def __init__(self, executor: Executor, sampler: Sampler, storage: KVStorage) -> None:
+    def __init__(
+        self, executor: Executor, sampler: Sampler, storage: KVStorage, weights: MatrixStore | None = None
+    ) -> None:
+        """`weights`: what still has them to keep for the next start."""
         self.executor = executor
         self.sampler = sampler
         self.storage = storage
+        self.weights = weights or NoStore()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One RowResult for each scheduled request, in order."""
@@ -50,6 +59,7 @@ class Runner:
 
     def close(self, evictions: Sequence[EvictBlock]) -> None:
         self.storage.close(evictions)
+        self.weights.close()
 
     def _compute(self, plan: StepPlan) -> list[RowResult]:
         batch = self.executor.batch(plan)
@@ -78,6 +88,7 @@ class Runner:
             if scheduled.num_scored:
                 self._score(first, scheduled, result)
                 first += scheduled.num_scored
+        pool(self.executor.final_states, plan.scheduled, results)
         return results
 
     def _score(self, first: int, scheduled: ScheduledRequest, result: RowResult) -> None:

@@ -8,12 +8,11 @@ Standard library only: `SamplingParams()` must not load NumPy.
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, refuse
 
 if TYPE_CHECKING:
     from octavo.request import BeamSearchParams, OutputKind, SamplingParams
@@ -57,7 +56,7 @@ def validate(params: SamplingParams) -> None:
     _integer(params, "truncate_prompt_tokens", -1, INT32_MAX, optional=True)
     for name in _BOOLEANS:
         if not isinstance(getattr(params, name), bool):
-            _refuse(name, getattr(params, name), "true or false")
+            refuse(name, getattr(params, name), "true or false")
     _strings(params, "stop", MAX_STOP_STRINGS)
     _strings(params, "bad_words", MAX_BAD_WORDS)
     stop_token_ids = params.stop_token_ids
@@ -77,9 +76,9 @@ def validate_beams(params: BeamSearchParams) -> None:
     _number(params, "length_penalty", -100, 100)
     for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
         if not isinstance(getattr(params, name), bool):
-            _refuse(name, getattr(params, name), "true or false")
+            refuse(name, getattr(params, name), "true or false")
     if params.early_stopping not in (True, False, "never"):
-        _refuse("early_stopping", params.early_stopping, "true, false or 'never'")
+        refuse("early_stopping", params.early_stopping, "true, false or 'never'")
 
 
 def validate_for_model(
@@ -98,13 +97,13 @@ def validate_for_model(
     for name, token_ids in id_fields.items():
         for token_id in token_ids or ():
             if token_id >= num_vocab_tokens:
-                _refuse(name, token_id, f"token ids below the vocabulary's size, {num_vocab_tokens}")
+                refuse(name, token_id, f"token ids below the vocabulary's size, {num_vocab_tokens}")
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         if wanted is None or max_logprobs == -1:
             continue
         if (num_vocab_tokens if wanted == -1 else wanted) > max_logprobs:
-            _refuse(name, wanted, f"at most {max_logprobs} (--max-logprobs)")
+            refuse(name, wanted, f"at most {max_logprobs} (--max-logprobs)")
     if params.allowed_token_ids is not None:
         banned = {words[0] for words in params.bad_words_token_ids or () if len(words) == 1}
         if params.min_tokens > 0:
@@ -113,11 +112,7 @@ def validate_for_model(
                 banned.update(eos_token_ids)
         if banned.issuperset(params.allowed_token_ids):
             allowed = "token ids of which bad_words and min_tokens leave at least one"
-            _refuse("allowed_token_ids", params.allowed_token_ids, allowed)
-
-
-def _refuse(name: str, value: object, allowed: str) -> NoReturn:
-    raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; it must be {allowed}", param=name)
+            refuse("allowed_token_ids", params.allowed_token_ids, allowed)
 
 
 def _is_integer(value: Any) -> bool:
@@ -133,7 +128,7 @@ def _integer(params: object, name: str, low: int, high: int, *, optional: bool =
     if value is None and optional:
         return
     if not _is_integer(value) or not low <= value <= high:
-        _refuse(name, value, f"an integer in [{low}, {high}]{' or null' if optional else ''}")
+        refuse(name, value, f"an integer in [{low}, {high}]{' or null' if optional else ''}")
     setattr(params, name, int(value))
 
 
@@ -144,13 +139,13 @@ def _number(params: object, name: str, low: float, high: float) -> None:
 def _as_number(name: str, value: Any, low: float, high: float) -> float:
     # NaN fails both comparisons.
     if not _is_number(value) or not low <= value <= high:
-        _refuse(name, value, f"a finite number in [{low}, {high}]")
+        refuse(name, value, f"a finite number in [{low}, {high}]")
     return float(value)
 
 
 def _as_list(name: str, value: Any, kind: str) -> list[Any]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        _refuse(name, value, f"a list of {kind}")
+        refuse(name, value, f"a list of {kind}")
     return list(value)
 
 
@@ -163,7 +158,7 @@ def _strings(params: SamplingParams, name: str, max_count: int) -> None:
         raise InvalidRequestError(f"{name} has {len(strings)} strings; at most {max_count} are allowed", param=name)
     for string in strings:
         if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_LENGTH:
-            _refuse(name, value, f"strings of 1 to {MAX_STOP_LENGTH} characters")
+            refuse(name, value, f"strings of 1 to {MAX_STOP_LENGTH} characters")
     setattr(params, name, strings)
 
 
@@ -176,7 +171,7 @@ def _token_ids(name: str, value: Any) -> list[int]:
 
 def _token_id(name: str, value: Any) -> int:
     if not _is_integer(value) or not 0 <= value <= INT32_MAX:
-        _refuse(name, value, "token ids, integers from 0 on")
+        refuse(name, value, "token ids, integers from 0 on")
     return int(value)
 
 
@@ -185,7 +180,7 @@ def _allowed_token_ids(params: SamplingParams) -> None:
         return
     params.allowed_token_ids = _token_ids("allowed_token_ids", params.allowed_token_ids)
     if not params.allowed_token_ids:
-        _refuse("allowed_token_ids", params.allowed_token_ids, "null or at least one token id")
+        refuse("allowed_token_ids", params.allowed_token_ids, "null or at least one token id")
 
 
 def _logit_bias(params: SamplingParams) -> None:
@@ -193,7 +188,7 @@ def _logit_bias(params: SamplingParams) -> None:
     if bias is None:
         return
     if not isinstance(bias, Mapping):
-        _refuse("logit_bias", bias, "a map from token ids to numbers in [-100, 100]")
+        refuse("logit_bias", bias, "a map from token ids to numbers in [-100, 100]")
     normal: dict[int, float] = {}
     for key, value in bias.items():
         # JSON has only string keys. isdecimal alone would let other scripts' digits through.
@@ -208,14 +203,14 @@ def _bad_words_token_ids(params: SamplingParams) -> None:
         return
     words = [_token_ids(name, word) for word in _as_list(name, params.bad_words_token_ids, "lists of token ids")]
     if not all(words):
-        _refuse(name, words, "lists of at least one token id")
+        refuse(name, words, "lists of at least one token id")
     params.bad_words_token_ids = words
 
 
 def _output_kind(params: SamplingParams) -> None:
     kind: Any = params.output_kind
     if not isinstance(kind, str) or kind.lower() not in _OUTPUT_KINDS:
-        _refuse("output_kind", kind, f"one of {', '.join(_OUTPUT_KINDS)}")
+        refuse("output_kind", kind, f"one of {', '.join(_OUTPUT_KINDS)}")
     params.output_kind = cast("OutputKind", kind.lower())
 
 
@@ -226,8 +221,8 @@ def _relations(params: SamplingParams) -> None:
     if params.seed == -1:
         params.seed = None
     if params.truncate_prompt_tokens == 0:
-        _refuse("truncate_prompt_tokens", 0, "null, -1 (the context's limit) or at least 1")
+        refuse("truncate_prompt_tokens", 0, "null, -1 (the context's limit) or at least 1")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        _refuse("min_tokens", params.min_tokens, f"at most max_tokens, {params.max_tokens}")
+        refuse("min_tokens", params.min_tokens, f"at most max_tokens, {params.max_tokens}")
     if params.stop and not params.detokenize:
-        _refuse("stop", params.stop, "empty when detokenize is false: stop strings are looked for in the text")
+        refuse("stop", params.stop, "empty when detokenize is false: stop strings are looked for in the text")

@@ -6,18 +6,19 @@ continued. Of content blocks octavo knows text alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.errors import refuse
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
-from octavo.server.body import read_json
+from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
-from octavo.server.fields import mapping, parse, refuse
+from octavo.server.exchange import json_response, read, respond
+from octavo.server.fields import mapping, parse
 from octavo.server.generation import Call, renamed, sampling_params
 from octavo.server.messages import template_prompt
 from octavo.server.protocol_anthropic import (
@@ -27,7 +28,7 @@ from octavo.server.protocol_anthropic import (
     CountTokensRequest,
     MessagesRequest,
 )
-from octavo.server.sse import event, open_stream
+from octavo.server.sse import event
 from octavo.text.chat_template import template_variables
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ _NAMES = {"stop": "stop_sequences", "prompt": "messages"}  # SamplingParams' wor
 
 async def create(front: Front, request: Request) -> Response:
     """Answers a conversation, in Anthropic's shape."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(MessagesRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, MessagesRequest)
     model = front.check_model(asked.model)
     params = _params(front, asked)
     prompt = await _prompt(front, asked)
@@ -48,19 +48,15 @@ async def create(front: Front, request: Request) -> Response:
     answer = _Answer(
         Call(front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=user)
     )
-    if asked.stream:
-        return await open_stream(front, answer.events(), request.receive, answer.failure)
-    whole = await front.attend(answer.whole(), request.receive)
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(front, request, answer, stream=asked.stream, failure=answer.failure)
 
 
 async def count_tokens(front: Front, request: Request) -> Response:
     """How many tokens a conversation has, as /v1/messages would see it."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(CountTokensRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, CountTokensRequest)
     front.check_model(asked.model)
     prompt = await _prompt(front, asked)
-    return Response(msgspec.json.encode({"input_tokens": len(prompt)}), media_type="application/json")
+    return json_response({"input_tokens": len(prompt)})
 
 
 def _params(front: Front, asked: MessagesRequest) -> SamplingParams:
@@ -134,6 +130,7 @@ class _Answer:
 
     def __init__(self, call: Call) -> None:
         self._call = call
+        self._has_begun = self._has_text = False
 
     async def whole(self) -> dict[str, Any]:
         call = self._call
@@ -143,35 +140,41 @@ class _Answer:
                     last = output
             (sample,) = last.outputs
             content = [{"type": "text", "text": sample.text, "citations": None}] if sample.text else []
-            return {**self._message(last), "content": content, **_stop(sample), "usage": self._usage()}
+            ended = {"content": content, **_stop(sample), "usage": self._usage(), **call.timings_extra()}
+            return {**self._message(last), **ended}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         call = self._call
         with call.open("msg_"), renamed(**_NAMES):
-            is_open, has_text = False, False
             async with aclosing(call.outputs()) as outputs:
                 async for _, output in outputs:
-                    (sample,) = output.outputs
-                    if not is_open:
-                        is_open = True
-                        yield _event("message_start", message=self._message(output))
-                    if sample.text:
-                        if not has_text:
-                            has_text = True
-                            block = {"type": "text", "text": ""}
-                            yield _event("content_block_start", index=0, content_block=block)
-                        delta = {"type": "text_delta", "text": sample.text}
-                        yield _event("content_block_delta", index=0, delta=delta)
-            stop = _stop(sample)
-            if has_text:
+                    last = output
+                    for data in self._news(output):
+                        yield data
+            stop = _stop(last.outputs[0])
+            if self._has_text:
                 yield _event("content_block_stop", index=0)
-            yield _event("message_delta", delta=stop, usage=self._usage())
+            yield _event("message_delta", delta=stop, usage=self._usage(), **call.timings_extra())
             yield _event("message_stop")
+
+    def _news(self, output: RequestOutput) -> Iterator[bytes]:
+        """The events of an output; that of the beginning before the first."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield _event("message_start", message=self._message(output))
+        if output.prompt_progress is not None:  # in an event that every client lets pass
+            yield _event("ping", **self._call.progress_extra(0, output.prompt_progress))
+        for sample in output.outputs:
+            if sample.text:
+                if not self._has_text:
+                    self._has_text = True
+                    yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+                yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": sample.text})
 
     def failure(self, error: Exception) -> bytes:
         return event(record_of(error, self._call.scope), "error")
 
-    def _message(self, output: RequestOutput) -> dict[str, Any]:
+    def _message(self, output: RequestOutput) -> answers.Message:
         """As it begins."""
         return {
             "id": self._call.call_id,
@@ -185,7 +188,7 @@ class _Answer:
             "seed": output.seed,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> answers.MessageUsage:
         """In Anthropic's words, input tokens are those that no cache had."""
         usage = self._call.usage
         return {

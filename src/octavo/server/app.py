@@ -16,25 +16,30 @@ from starlette.routing import Route
 from octavo.errors import OctavoError
 from octavo.server import (
     abort,
+    answers,
     anthropic_messages,
     cache,
     chat,
     completions,
     docs,
+    embeddings,
     live,
     models,
     openapi,
     page,
     probes,
     responses,
+    stored_responses,
     tokenize,
 )
 from octavo.server.errors import on_http_error, on_octavo_error, on_unexpected_error
 from octavo.server.front import Front
-from octavo.server.middleware import OPEN_ROUTES, ApiKey, RequestId, RootPath
-from octavo.server.openapi import Handler, Operation
+from octavo.server.http_metrics import HttpMetrics
+from octavo.server.middleware import ApiKey, RequestId, RootPath, open_routes
+from octavo.server.openapi import Operation
 from octavo.server.protocol import AbortRequest, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.protocol_anthropic import CountTokensRequest, MessagesRequest
+from octavo.server.protocol_embeddings import EmbeddingsRequest
 from octavo.server.protocol_responses import ResponsesRequest
 
 if TYPE_CHECKING:
@@ -42,24 +47,34 @@ if TYPE_CHECKING:
     from octavo.config import ServerConfig
 
 ROUTES = (
-    Operation("POST", "/v1/completions", completions.create, CompletionRequest),
-    Operation("POST", "/v1/chat/completions", chat.create, ChatRequest),
-    Operation("POST", "/v1/responses", responses.create, ResponsesRequest),
-    Operation("POST", "/v1/messages", anthropic_messages.create, MessagesRequest),
-    Operation("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, CountTokensRequest),
-    Operation("GET", "/v1/models", models.list_models),
-    Operation("GET", "/v1/models/{id:path}", models.get_model),
-    Operation("POST", "/tokenize", tokenize.tokenize, TokenizeRequest),
-    Operation("POST", "/detokenize", tokenize.detokenize, DetokenizeRequest),
-    Operation("POST", "/abort_requests", abort.abort, AbortRequest),
-    Operation("POST", "/reset_prefix_cache", cache.reset, answer=None),
-    Operation("GET", "/health", probes.health, answer=None),
-    Operation("GET", "/ready", probes.ready, answer=None),
-    Operation("GET", "/version", probes.version),
+    Operation("POST", "/v1/completions", completions.create, CompletionRequest, answers.Completion, answers.Completion),
+    Operation("POST", "/v1/chat/completions", chat.create, ChatRequest, answers.ChatCompletion, answers.ChatChunk),
+    Operation(
+        "POST", "/v1/responses", responses.create, ResponsesRequest, answers.ResponseRecord, answers.ResponseEvent
+    ),
+    Operation("POST", "/v1/responses/{id:path}/cancel", stored_responses.cancel),
+    Operation("GET", "/v1/responses/{id:path}", stored_responses.retrieve, answer=answers.ResponseRecord),
+    Operation("DELETE", "/v1/responses/{id:path}", stored_responses.delete, answer=answers.DeletedResponse),
+    Operation(
+        "POST", "/v1/messages", anthropic_messages.create, MessagesRequest, answers.Message, answers.MessageEvent
+    ),
+    Operation(
+        "POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, CountTokensRequest, answers.TokenCount
+    ),
+    Operation("POST", "/v1/embeddings", embeddings.create, EmbeddingsRequest, answers.Embeddings),
+    Operation("GET", "/v1/models", models.list_models, answer=answers.ModelList),
+    Operation("GET", "/v1/models/{id:path}", models.get_model, answer=answers.ModelCard),
+    Operation("POST", "/tokenize", tokenize.tokenize, TokenizeRequest, answers.Tokens),
+    Operation("POST", "/detokenize", tokenize.detokenize, DetokenizeRequest, answers.Text),
+    Operation("POST", "/abort_requests", abort.abort, AbortRequest, answers.Aborted),
+    Operation("POST", "/reset_prefix_cache", cache.reset),
+    Operation("GET", "/health", probes.health),
+    Operation("GET", "/ready", probes.ready),
+    Operation("GET", "/version", probes.version, answer=answers.Version),
     Operation("GET", "/metrics", probes.metrics, answer="text/plain"),
     Operation("GET", "/live", live.watch, answer="text/event-stream"),
     Operation("GET", "/", page.show, answer="text/html"),
-    Operation("GET", "/openapi.json", openapi.document),
+    Operation("GET", "/openapi.json", openapi.document, answer="application/json"),
     Operation("GET", "/docs", docs.page, answer="text/html"),
 )
 
@@ -68,8 +83,8 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     """An ASGI application; `app.state.front` is what its handlers share."""
     front = Front(llm, config)
     app = Starlette(
-        routes=[Route(each.path, _endpoint(each.handler, front), methods=[each.method]) for each in ROUTES],
-        middleware=_middleware(config),
+        routes=[Route(each.path, _endpoint(each, front), methods=[each.method]) for each in ROUTES],
+        middleware=_middleware(llm, config),
         exception_handlers={
             OctavoError: on_octavo_error,
             HTTPException: on_http_error,
@@ -82,28 +97,28 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> Starlette:
     return app
 
 
-def _endpoint(handler: Handler, front: Front) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(operation: Operation, front: Front) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await handler(front, request)
+        request.scope["octavo.route"] = operation.path
+        return await operation.handler(front, request)
 
     return endpoint
 
 
-def _middleware(config: ServerConfig) -> list[Middleware]:
+def _middleware(llm: AsyncLLM, config: ServerConfig) -> list[Middleware]:
     """Outermost first."""
     stack = [Middleware(RootPath, config.root_path)] if config.root_path else []
-    stack.append(Middleware(RequestId))
+    stack += [Middleware(HttpMetrics, llm.metrics.registry), Middleware(RequestId)]
     if config.allowed_origins:
         stack.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.allowed_origins,
-                allow_methods=["GET", "POST", "OPTIONS"],
+                allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id"],
             )
         )
     if config.api_key:
-        open_routes = OPEN_ROUTES if config.metrics_auth else OPEN_ROUTES | {"/metrics"}
-        stack.append(Middleware(ApiKey, config.api_key, open_routes))
+        stack.append(Middleware(ApiKey, config.api_key, open_routes(config)))
     return stack

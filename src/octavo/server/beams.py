@@ -5,9 +5,8 @@ A search gives `n` choices, the best of `beam_width` beams (default: n).
 
 from __future__ import annotations
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, refuse
 from octavo.request import BeamSearchParams, SamplingParams
-from octavo.server.fields import refuse
 from octavo.server.protocol import GenerationFields
 
 # Fields of SamplingParams that mean something to a search, or nothing to anybody when the search is exact.
@@ -30,6 +29,8 @@ def beam_search_params(asked: GenerationFields, params: SamplingParams, room: in
             if getattr(asked, name) is not None:
                 refuse(name, getattr(asked, name), "absent unless use_beam_search is true")
         return None
+    if asked.return_progress:
+        refuse("return_progress", True, "absent or false when use_beam_search is true")
     for name in sorted(set(asked.sampling) - _ALLOWED):
         refuse(name, asked.sampling[name], "absent when use_beam_search is true")
     if params.logprobs is not None:

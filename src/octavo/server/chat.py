@@ -10,21 +10,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, refuse
 from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from octavo.server.beams import beam_search_params
-from octavo.server.body import read_json
-from octavo.server.fields import parse, refuse
+from octavo.server.exchange import read, respond
 from octavo.server.generation import Call, check_stream, sampling_params
 from octavo.server.logprobs import Position, TokenNames, chat_logprobs, prompt_logprobs
 from octavo.server.messages import chat_prompt
 from octavo.server.protocol import ChatRequest, StreamOptions
-from octavo.server.sse import DONE, event, open_stream
+from octavo.server.sse import DONE, event
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
 
 async def create(front: Front, request: Request) -> Response:
     """Answers a conversation."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(ChatRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, ChatRequest)
     model = front.check_model(asked.model)
     check_stream(asked)
     params = _params(front, asked)
@@ -41,10 +38,7 @@ async def create(front: Front, request: Request) -> Response:
     beams = beam_search_params(asked, params, front.llm.info.max_model_len - len(prompt))
     front.admit(asked.priority, len(prompt))
     answer = _Answer(front, asked, model, prompt, params, beams, request.scope)
-    if asked.stream:
-        return await open_stream(front, answer.events(), request.receive)
-    whole = await front.attend(answer.whole(), request.receive)
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(front, request, answer, stream=asked.stream)
 
 
 def _params(front: Front, asked: ChatRequest) -> SamplingParams:
@@ -105,7 +99,7 @@ class _Answer:
                 [pieces[index] for index in sorted(pieces)],
                 seed=output.seed,
                 usage=call.usage.record(),
-                **call.timings_extra(self._asked),
+                **call.timings_extra(),
                 **self._prompt_extras(output),
             )
 
@@ -121,6 +115,8 @@ class _Answer:
                         for choice in self._choices:
                             more = {**extras, **self._prompt_extras(output)} if choice.index == 0 else extras
                             yield event(self._chunk([choice.opening(self._role)], seed=output.seed, **more))
+                    if output.prompt_progress is not None:
+                        yield event(self._chunk([], **call.progress_extra(0, output.prompt_progress)))
                     for sample in output.outputs:
                         piece = self._choices[sample.index].piece("delta", {}, sample)
                         if piece is not None:

@@ -7,45 +7,38 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from octavo.errors import refuse
 from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from octavo.server.beams import beam_search_params
-from octavo.server.body import read_json
-from octavo.server.fields import parse, refuse
-from octavo.server.generation import Call, check_stream, encode, sampling_params
+from octavo.server.exchange import read, respond
+from octavo.server.generation import Call, check_stream, sampling_params
 from octavo.server.logprobs import CompletionLogprobs, Position, TokenNames, prompt_logprobs
-from octavo.server.protocol import PROMPT_FORMS, CompletionRequest, StreamOptions
-from octavo.server.sse import DONE, event, open_stream
+from octavo.server.prompts import GivenPrompt, read_prompts
+from octavo.server.protocol import CompletionRequest, StreamOptions
+from octavo.server.sse import DONE, event
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
 
-MAX_PROMPTS = 2048
-
 
 async def create(front: Front, request: Request) -> Response:
     """Completes prompts, or scores them."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(CompletionRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, CompletionRequest)
     model = front.check_model(asked.model)
     check_stream(asked)
     params = _params(front, asked)
-    prompts = await _prompts(front, asked)
+    prompts = await read_prompts(front, "prompt", asked.prompt, add_special_tokens=asked.add_special_tokens)
     room = front.llm.info.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
     beams = beam_search_params(asked, params, room)
     front.admit(asked.priority, sum(len(each.token_ids) for each in prompts))
     answer = _Answer(front, asked, model, prompts, params, beams, request.scope)
-    if asked.stream:
-        return await open_stream(front, answer.events(), request.receive)
-    whole = await front.attend(answer.whole(), request.receive)
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    return await respond(front, request, answer, stream=asked.stream)
 
 
 def _params(front: Front, asked: CompletionRequest) -> SamplingParams:
@@ -62,29 +55,6 @@ def _at_least(given: int | None, wanted: int) -> int:
     return -1 if -1 in (given, wanted) else max(given or 0, wanted)
 
 
-@dataclass(slots=True)
-class _Prompt:
-    text: str | None  # None: it came as token ids
-    token_ids: list[int]
-
-
-async def _prompts(front: Front, asked: CompletionRequest) -> list[_Prompt]:
-    """The prompts in any of the four forms; which ids are valid is the engine's to say."""
-    given: Any = asked.prompt
-    if isinstance(given, str) or (isinstance(given, list) and given and all(type(each) is int for each in given)):
-        given = [given]
-    if not isinstance(given, list) or not given:
-        refuse("prompt", given, PROMPT_FORMS + ", not empty")
-    if len(given) > MAX_PROMPTS:
-        refuse("prompt", given, f"at most {MAX_PROMPTS} prompts")
-    if all(isinstance(each, str) for each in given):
-        token_ids = await encode(front, given, add_special_tokens=asked.add_special_tokens)
-        return list(map(_Prompt, given, token_ids))
-    if all(isinstance(each, list) and all(type(token_id) is int for token_id in each) for each in given):
-        return [_Prompt(None, each) for each in given]
-    refuse("prompt", given, PROMPT_FORMS)
-
-
 class _Answer:
     """A call and its choices, which are numbered prompt by prompt: prompt * n + sample."""
 
@@ -93,7 +63,7 @@ class _Answer:
         front: Front,
         asked: CompletionRequest,
         model: str,
-        prompts: list[_Prompt],
+        prompts: list[GivenPrompt],
         params: SamplingParams,
         beams: BeamSearchParams | None,
         scope: Scope,
@@ -132,7 +102,7 @@ class _Answer:
                 [pieces[index] for index in sorted(pieces)],
                 seed=seeds[0],
                 usage=call.usage.record(),
-                **call.timings_extra(self._asked),
+                **call.timings_extra(),
             )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -140,6 +110,8 @@ class _Answer:
         with call.open("cmpl-"):
             async with aclosing(call.outputs()) as outputs:
                 async for prompt_index, output in outputs:
+                    if output.prompt_progress is not None:
+                        yield event(self._envelope([], **call.progress_extra(prompt_index, output.prompt_progress)))
                     for choice, piece in self._pieces(prompt_index, output):
                         extras: dict[str, Any] = {"seed": output.seed} if choice.num_pieces == 1 else {}
                         if options.continuous:
@@ -173,7 +145,7 @@ class _Choice:
     """One sample's share of the answer, in one piece or in many. Tokens without text wait for the next with some."""
 
     def __init__(
-        self, front: Front, asked: CompletionRequest, params: SamplingParams, prompt: _Prompt, index: int
+        self, front: Front, asked: CompletionRequest, params: SamplingParams, prompt: GivenPrompt, index: int
     ) -> None:
         self.index = index
         self.num_pieces = 0

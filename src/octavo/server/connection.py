@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from octavo.server.errors import openai_record
+
 logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 256  # vLLM's bound; browsers behind chains of proxies send some 40
@@ -99,11 +101,11 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """For what is no HTTP, or too much of it, in the shape of all other errors; then the connection closes."""
         self._reading.end()
-        status, kind, code = 400, "BadRequestError", "invalid_http"
+        status, code = 400, "invalid_http"
         if self._head_too_large:
-            status, kind, code = 431, "RequestHeaderFieldsTooLargeError", "head_too_large"
+            status, code = 431, "head_too_large"
             msg = f"the head of a request has at most {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
-        body = msgspec.json.encode({"error": {"message": msg, "type": kind, "param": None, "code": code}})
+        body = msgspec.json.encode(openai_record(msg, status=status, code=code))
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
@@ -112,8 +114,13 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused:  # it is we who do not read: an answer before this one is still on its way
             self._reading.begin()
             return
-        logger.info("a client stopped in the middle of a request; its connection is closed")
+        logger.info("a client stopped in the middle of a request; its connection is closed", extra=self._about)
         self.transport.abort()
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        """Which request a line of the log is about, where that is known yet."""
+        return {"request_id": None if self.cycle is None else self.cycle.scope.get("octavo.request_id")}
 
     # Writing
 
@@ -141,7 +148,7 @@ class Connection(HttpToolsProtocol):
         if num_bytes < self._unread_bytes:  # slow, but it reads
             self._watch_writing()
             return
-        logger.info("a client stopped reading its answer; its connection is closed")
+        logger.info("a client stopped reading its answer; its connection is closed", extra=self._about)
         self.transport.abort()
 
 

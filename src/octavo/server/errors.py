@@ -21,7 +21,6 @@ from octavo.errors import OctavoError, QueueFullError
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 2000  # characters: a template or a client may put anything into a message
-MAX_FIELD = 64  # characters of a field's name in the log; an unknown one may be anything
 
 _TYPES = {
     400: "BadRequestError",
@@ -29,6 +28,7 @@ _TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowedError",
     413: "RequestTooLargeError",
+    431: "RequestHeaderFieldsTooLargeError",
     499: "RequestAbortedError",
     503: "ServiceUnavailableError",
 }
@@ -82,6 +82,10 @@ def error_record(
         kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         error = {"type": kind, "message": message}
         return {"type": "error", "error": error, "request_id": scope.get("octavo.request_id")}
+    return openai_record(message, status=status, param=param, code=code)
+
+
+def openai_record(message: str, *, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -106,8 +110,13 @@ def log_failure(scope: Scope, error: Exception) -> None:
     elif error.status >= 500:
         logger.error("request %s: %s", request_id, error.message, **about)
     else:
-        field = "" if error.param is None else f" ({error.param[:MAX_FIELD]})"
-        logger.debug("request %s: %d %s%s", request_id, error.status, error.code, field, **about)
+        log_refusal(scope, error.status, error.code, error.param)
+
+
+def log_refusal(scope: Scope, status: int, code: str | None, param: str | None = None) -> None:
+    request_id = scope.get("octavo.request_id")
+    field = "" if param is None or code == "unknown_field" else f" ({param})"  # an unknown one is the client's own text
+    logger.debug("request %s: %d %s%s", request_id, status, code, field, extra={"request_id": request_id})
 
 
 def error_response(error: OctavoError, scope: Scope) -> Response:
@@ -132,13 +141,15 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         404: (f"no route {request.url.path}", "route_not_found"),
         405: (f"{request.url.path} does not take {request.method}", "method_not_allowed"),
     }.get(error.status_code, (error.detail, "http_error"))
+    log_refusal(request.scope, error.status_code, code)
     headers = dict(error.headers or {})
     record = error_record(request.scope, message, status=error.status_code, code=code)
     return _response(record, error.status_code, headers)
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:
-    """Starlette answers outside of all middleware here, then raises the error again for uvicorn to log."""
+    """Starlette answers outside of all middleware here, then raises the error again for uvicorn to log (logs.py)."""
+    log_failure(request.scope, error)
     headers = {"x-request-id": request_id} if (request_id := request.scope.get("octavo.request_id")) else {}
     return _response(record_of(error, request.scope), 500, headers)
 

@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, refuse
 
 Check = Callable[[str, Any], Any]  # (field name, value that is not None) -> the value to keep
 R = TypeVar("R", bound="Record")
@@ -78,10 +78,6 @@ def required_fields(record: type[Record]) -> dict[str, str]:
     """The fields that a body must have, and what they must be."""
     fields = dataclasses.fields(record)  # type: ignore[arg-type]  # the subclasses are dataclasses
     return {field.name: field.metadata["required"] for field in fields if field.metadata.get("required")}
-
-
-def refuse(name: str, value: object, allowed: str) -> NoReturn:
-    raise InvalidRequestError(f"{name} is {reprlib.repr(value)}; it must be {allowed}", param=name)
 
 
 def boolean(name: str, value: Any) -> Any:

@@ -19,6 +19,8 @@ from starlette.types import Receive
 from octavo.errors import EngineDeadError, InvalidRequestError, NotFoundError, QueueFullError
 from octavo.server.errors import ClientGoneError, ShuttingDownError
 from octavo.server.live import Live
+from octavo.server.response_store import ResponseStore
+from octavo.server.traces import Tracer
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
@@ -48,6 +50,11 @@ class Front:
         self.model_names = list(config.served_model_name) or [llm.config.model]
         self.started = int(time.time())
         self.live = Live(llm, self.model_names[0])
+        self.responses: ResponseStore | None = None  # without --enable-responses-store none are kept
+        if config.enable_responses_store:
+            self.responses = ResponseStore(config.responses_store_size, config.responses_store_bytes)
+        endpoint = config.otlp_traces_endpoint
+        self.tracer = None if endpoint is None else Tracer(endpoint, self.model_names[0])
         self._calls: dict[str, LiveCall] = {}  # by their ids
         self._work: set[asyncio.Future[Any]] = set()
         self._stopped = False
@@ -72,9 +79,11 @@ class Front:
             )
         limit = self.config.max_num_queued_reqs
         if limit is not None and self._num_waiting() >= limit:
+            self.llm.metrics.count_rejection("max_num_queued_reqs")
             raise QueueFullError(f"{limit} requests are already waiting (--max-num-queued-reqs)")
         limit = self.config.max_num_queued_tokens
         if limit is not None and (waiting := self.llm.num_unanswered_tokens) and waiting + num_tokens > limit:
+            self.llm.metrics.count_rejection("max_num_queued_tokens")
             raise QueueFullError(
                 f"{waiting} prompt tokens are already waiting, and this call has {num_tokens}; "
                 f"at most {limit} may wait (--max-num-queued-tokens)"
@@ -89,9 +98,9 @@ class Front:
 
     @contextmanager
     def call_id(self, prefix: str, call: LiveCall) -> Iterator[str]:
-        """An id that no other live call has: the client's where it gave one that is free."""
+        """An id that no other live call and no stored response has: the client's where it gave one that is free."""
         call_id = f"{prefix}{call.wanted}" if call.wanted else ""
-        if not call.wanted or call_id in self._calls:
+        if not call.wanted or call_id in self._calls or (self.responses is not None and call_id in self.responses):
             call_id = f"{prefix}{uuid.uuid4().hex}"
         self._calls[call_id] = call
         try:

@@ -16,9 +16,11 @@ from typing import Any
 from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
-from octavo.request import BeamSearchParams, RequestOutput, SamplingParams
+from octavo.request import BeamSearchParams, PromptProgress, RequestOutput, SamplingParams
+from octavo.server import answers
 from octavo.server.front import Front, LiveCall, engine_request_ids
 from octavo.server.protocol import CallFields, GenerationFields
+from octavo.server.request_log import logged
 from octavo.server.timings import Timings
 
 LONG_TEXT = 16 * 1024  # characters: from here on, tokenising takes milliseconds and leaves the event loop
@@ -90,7 +92,7 @@ class Call:
             num_prompts=len(self.prompts),
             key_name=self.scope.get("octavo.key_name"),
         )
-        with self.front.call_id(prefix, live) as self.call_id:
+        with self.front.call_id(prefix, live) as self.call_id, logged(self):
             yield
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -125,12 +127,24 @@ class Call:
         extras: dict[str, Any] = {}
         if asked.stream_options is not None and asked.stream_options.include_usage:
             extras["usage"] = self.usage.record()
-        return extras | self.timings_extra(asked)
+        return extras | self.timings_extra()
 
-    def timings_extra(self, asked: GenerationFields) -> dict[str, Any]:
+    def timings_extra(self) -> dict[str, Any]:
         """`timings`, for those who asked."""
         num_samples = len(self.prompts) * self.params.n
-        return {"timings": self.timings.record(self.usage, num_samples)} if asked.timings else {}
+        return {"timings": self.timings.record(self.usage, num_samples)} if self.asked.timings else {}
+
+    def progress_extra(self, prompt_index: int, progress: PromptProgress) -> dict[str, Any]:
+        """`prompt_progress`, in llama.cpp's words; which prompt it is, where there are several."""
+        record: answers.PromptProgress = {
+            "total": progress.num_prompt_tokens,
+            "cache": progress.num_cached_tokens,
+            "processed": progress.num_computed_tokens,
+            "time_ms": round(1000 * progress.seconds, 3),
+        }
+        if len(self.prompts) > 1:
+            record["prompt_index"] = prompt_index
+        return {"prompt_progress": record}
 
     def _count(self, index: int, output: RequestOutput) -> None:
         self.usage.count(index, output)
@@ -147,15 +161,21 @@ class Call:
             await queue.put((index, None))
 
     def _request(self, index: int) -> AsyncGenerator[RequestOutput, None]:
-        llm, prompt, params = self.front.llm, self.prompts[index], self.params
         request_id = engine_request_ids(self.call_id, len(self.prompts))[index]
+        outputs = self._outputs_of(self.prompts[index], request_id)
+        tracer = self.front.tracer
+        return outputs if tracer is None else tracer.follow(outputs, self.scope, request_id, self.params)
+
+    def _outputs_of(self, prompt: list[int], request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        llm, params = self.front.llm, self.params
         asked: dict[str, Any] = {
             "priority": self.asked.priority,
             "cache_salt": self.asked.cache_salt,
             "user": self.user or self.scope.get("octavo.key_name"),
         }
         if self.beams is None:
-            return llm.generate(prompt, params, request_id, **asked)
+            report_progress = self.asked.stream and self.asked.return_progress
+            return llm.generate(prompt, params, request_id, report_progress=report_progress, **asked)
         return llm.beam_search(
             prompt, self.beams, request_id, num_beams=params.n, output_kind=params.output_kind, **asked
         )
@@ -184,7 +204,7 @@ class Usage:
     def cached_tokens(self) -> int:
         return sum(self._cached_tokens.values())
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> answers.Usage:
         """OpenAI's, of completions and chat."""
         return {
             "prompt_tokens": self.prompt_tokens,

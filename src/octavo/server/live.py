@@ -23,7 +23,7 @@ from octavo.server.sse import event, open_stream
 
 if TYPE_CHECKING:
     from octavo.async_llm import AsyncLLM
-    from octavo.engine.messages import Picture
+    from octavo.engine.messages import Picture, SchedulerStats
     from octavo.server.front import Front
 
 FREE, CACHED = 0, -1  # blocks that no request holds
@@ -49,6 +49,7 @@ class Live:
         self._llm = llm
         self._model_name = model_name
         self._closed = False
+        self._old_picture: Picture | None = None  # of when somebody last looked
         self._clock: asyncio.Task[None] | None = None
         self._next: asyncio.Future[bytes | None]  # the next event; None: there is none
         self._totals: deque[tuple[float, int]] = deque()  # (time.monotonic(), tokens generated since the start)
@@ -57,6 +58,7 @@ class Live:
         if self._closed:
             raise ShuttingDownError("the server is shutting down")
         if self._clock is None:
+            self._old_picture = self._llm.picture
             self._next = asyncio.get_running_loop().create_future()
             self._clock = asyncio.create_task(self._run(), name="octavo-live")
         self.num_listeners += 1
@@ -95,7 +97,7 @@ class Live:
 
     def _record(self) -> dict[str, Any]:
         llm, stats = self._llm, self._llm.stats
-        picture = llm.picture
+        picture = self._picture()
         return {
             "time": time.time(),
             "model": self._model_name,
@@ -108,7 +110,7 @@ class Live:
             "num_preemptions": stats.num_preemptions,
             "num_swaps": stats.num_swaps,
             "num_restarts": stats.num_restarts,
-            "requests": _requests(picture),
+            "requests": _requests(picture, stats),
             "blocks": {
                 "num_blocks": llm.info.num_blocks,
                 "block_size": llm.info.block_size,
@@ -116,6 +118,12 @@ class Live:
                 "runs": runs(picture, llm.info.num_blocks),
             },
         }
+
+    def _picture(self) -> Picture | None:
+        """None where the last one shows what is no more: of an engine that has died, or of long ago."""
+        picture = self._llm.picture
+        is_over = not self._llm.alive or self._llm.restarting or picture is self._old_picture
+        return None if is_over else picture
 
     def _tokens_per_second(self, total: int) -> float:
         now = time.monotonic()
@@ -126,9 +134,9 @@ class Live:
         return _ratio(total - earlier, now - since) or 0.0
 
 
-def _requests(picture: Picture | None) -> dict[str, Any]:
-    if picture is None:
-        return {"num_waiting": 0, "num_prefill": 0, "num_decode": 0, "shown": []}
+def _requests(picture: Picture | None, stats: SchedulerStats) -> dict[str, Any]:
+    if picture is None:  # in a long step the phases are not known yet, and prompts are what makes a step long
+        return {"num_waiting": stats.num_waiting, "num_prefill": stats.num_running, "num_decode": 0, "shown": []}
     return {
         "num_waiting": picture.num_waiting,
         "num_prefill": picture.num_prefill,

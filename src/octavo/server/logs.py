@@ -1,28 +1,22 @@
-"""What the server says, and how: lines of text for people, or one JSON object a line for programs.
+"""What the server says beyond its log proper: notices, and what is not to be said twice.
 
-Everything goes to stderr, and nothing of a prompt is in it. Notices (what was started, that it is ready, that it ends)
-are shown at every log level; as text they stand alone, like the output of a command.
+Nothing of a prompt is in a log, unless requests are logged on purpose (request_log.py). Notices (what was started, that
+it is ready, that it ends) are shown at every log level; as text they stand alone, like the output of a command.
 """
 
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
-from typing import Any
-
-import msgspec
 
 from octavo.config import ServerConfig
+from octavo.engine.logs import set_up_logs
 
 NOTICES = "octavo.notices"
-TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def set_up_logs(config: ServerConfig) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if config.log_format == "json" else logging.Formatter(TEXT))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("octavo").setLevel(config.log_level.upper())
+def set_up_server_logs(config: ServerConfig) -> None:
+    set_up_logs(config.log_format, config.log_level, may_quote=config.enable_log_requests)
+    logging.getLogger("uvicorn.error").addFilter(is_news)
     notices = logging.getLogger(NOTICES)
     notices.setLevel(logging.INFO)
     if config.log_format == "text":
@@ -34,19 +28,6 @@ def notice(line: str) -> None:
     logging.getLogger(NOTICES).info(line)
 
 
-class JsonLines(logging.Formatter):
-    """A record as an object: time (UTC, RFC 3339), level, logger, message; request_id and exception where there are
-    such."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if (request_id := getattr(record, "request_id", None)) is not None:
-            entry["request_id"] = request_id
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(entry).decode()
+def is_news(record: logging.LogRecord) -> bool:
+    """Not what errors.py has said before with the request's id."""
+    return not record.getMessage().startswith("Exception in ASGI application")

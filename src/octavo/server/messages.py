@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from octavo.server.fields import refuse
+from octavo.errors import refuse
 from octavo.server.generation import encode
 from octavo.server.protocol import TemplateFields
 from octavo.server.protocol_responses import ResponsesRequest

@@ -11,11 +11,17 @@ from hashlib import blake2b
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.errors import InvalidRequestError
-from octavo.server.errors import AuthenticationError, error_response, speaks_anthropic
+from octavo.config import ServerConfig
+from octavo.errors import InvalidRequestError, OctavoError
+from octavo.server.errors import AuthenticationError, error_response, log_failure, speaks_anthropic
 from octavo.server.protocol import MAX_ID_LENGTH
 
-OPEN_ROUTES = frozenset({"/", "/health", "/ready"})  # the page at / is the same for everybody; what it shows is not
+_OPEN_ROUTES = frozenset({"/", "/health", "/ready"})  # the page at / is the same for everybody; what it shows is not
+
+
+def open_routes(config: ServerConfig) -> frozenset[str]:
+    """Those that need no key, where there are keys."""
+    return _OPEN_ROUTES if config.metrics_auth else _OPEN_ROUTES | {"/metrics"}
 
 
 class RootPath:
@@ -32,7 +38,8 @@ class RootPath:
 
 
 class RequestId:
-    """Echoes X-Request-Id, or gives one; the id stands in `scope["octavo.request_id"]`."""
+    """Echoes X-Request-Id, or gives one. The id stands in `scope["octavo.request_id"]`, and the answer's status, once
+    there is one, in `scope["octavo.status"]`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -41,20 +48,26 @@ class RequestId:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
-        if len(request_id) > MAX_ID_LENGTH:
-            message = f"X-Request-Id is {len(request_id)} characters long; it must be at most {MAX_ID_LENGTH}"
-            error = InvalidRequestError(message, param="X-Request-Id")
-            await error_response(error, scope)(scope, receive, send)
-            return
-        scope["octavo.request_id"] = request_id
+        wanted = Headers(scope=scope).get("x-request-id", "")
+        is_too_long = len(wanted) > MAX_ID_LENGTH
+        request_id = scope["octavo.request_id"] = uuid.uuid4().hex if is_too_long or not wanted else wanted
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                scope["octavo.status"] = message["status"]
             await send(message)
 
+        if is_too_long:
+            message = f"X-Request-Id is {len(wanted)} characters long; it must be at most {MAX_ID_LENGTH}"
+            await refuse(InvalidRequestError(message, param="X-Request-Id"), scope, receive, send_with_id)
+            return
         await self.app(scope, receive, send_with_id)
+
+
+async def refuse(error: OctavoError, scope: Scope, receive: Receive, send: Send) -> None:
+    log_failure(scope, error)
+    await error_response(error, scope)(scope, receive, send)
 
 
 class ApiKey:
@@ -79,7 +92,7 @@ class ApiKey:
             or_so = " or 'x-api-key: KEY'" if speaks_anthropic(scope["path"]) else ""
             allowed = f"'Authorization: Bearer KEY'{or_so}"
             error = AuthenticationError(f"the API key is missing or wrong; send it as {allowed}")
-            await error_response(error, scope)(scope, receive, send)
+            await refuse(error, scope, receive, send)
 
     def _key_name(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+
+from octavo.server import answers
+from octavo.server.exchange import json_response
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -15,16 +17,16 @@ if TYPE_CHECKING:
 async def list_models(front: Front, request: Request) -> Response:
     """The names that the model answers to."""
     models = [_record(front, name) for name in front.model_names]
-    return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
+    return json_response({"object": "list", "data": models})
 
 
 async def get_model(front: Front, request: Request) -> Response:
     """The model under one of its names."""
     name = front.check_model(request.path_params["id"])
-    return Response(msgspec.json.encode(_record(front, name)), media_type="application/json")
+    return json_response(_record(front, name))
 
 
-def _record(front: Front, name: str) -> dict[str, Any]:
+def _record(front: Front, name: str) -> answers.ModelCard:
     llm = front.llm
     return {
         "id": name,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
 from octavo.errors import EngineDeadError
+from octavo.server.exchange import json_response
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -33,7 +33,7 @@ async def ready(front: Front, request: Request) -> Response:
 
 async def version(front: Front, request: Request) -> Response:
     """octavo's version."""
-    return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+    return json_response({"version": __version__})
 
 
 async def metrics(front: Front, request: Request) -> Response:

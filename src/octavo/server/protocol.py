@@ -62,6 +62,7 @@ COMMON_NO_OPS = frozenset(
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
     }
 )
@@ -102,10 +103,16 @@ class StreamOptions(Record):
 
 @dataclass(kw_only=True)
 class CallFields(Record):
-    """What all routes that generate have in common."""
+    """What all routes that generate have in common.
+
+    `timings` is octavo's own: how long the phases of the call took. `return_progress` is llama.cpp's: a stream tells
+    how far the prompt is (`prompt_progress`), whenever more of it has been computed.
+    """
 
     model: str | None = wire(string)
     stream: bool = wire(boolean, False)
+    timings: bool = wire(boolean, False)
+    return_progress: bool = wire(boolean, False)
     request_id: str | None = wire(short_string(MAX_ID_LENGTH))
     priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
     cache_salt: str | None = wire(string)
@@ -114,10 +121,9 @@ class CallFields(Record):
 
 @dataclass(kw_only=True)
 class GenerationFields(CallFields):
-    """What completions and chat have in common. `timings` is octavo's own: how long the phases of the call took."""
+    """What completions and chat have in common."""
 
     stream_options: StreamOptions | None = wire(StreamOptions)
-    timings: bool = wire(boolean, False)
     user: str | None = wire(string)
     return_token_ids: bool = wire(boolean, False)
     return_tokens_as_token_ids: bool = wire(boolean, False)
@@ -176,6 +182,7 @@ class ChatRequest(TemplateFields, GenerationFields):
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
+        "moderation": (),
         "web_search_options": (),
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),

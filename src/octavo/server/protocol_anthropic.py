@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from octavo.errors import refuse
 from octavo.server.fields import (
     Record,
     anything,
@@ -41,6 +42,34 @@ class AnthropicText(Record):
     text: str = wire(string, required="a string")
 
 
+def thinking(name: str, value: Any) -> Any:
+    """Adaptive: as much as the model sees fit, which may be none."""
+    if not isinstance(value, dict) or value.get("type") not in ("disabled", "adaptive"):
+        refuse(name, value, "of type disabled or adaptive (octavo does not support a budget for thinking yet)")
+    return value
+
+
+def thinking_edits(name: str, value: Any) -> Any:
+    """There are no thinking blocks, so nothing is lost where they are cleared. Other edits would change the prompt."""
+    clears = isinstance(value, list) and all(
+        isinstance(each, dict) and each.get("type") == "clear_thinking_20251015" for each in value
+    )
+    if not clears:
+        refuse(name, value, "a list of edits of type clear_thinking_20251015 (octavo does not support others yet)")
+    return value
+
+
+@dataclass(kw_only=True)
+class ContextManagement(Record):
+    edits: list[dict[str, Any]] | None = wire(thinking_edits)
+
+
+@dataclass(kw_only=True)
+class OutputConfig(Record):
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"effort"})
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": (), "task_budget": ()}
+
+
 @dataclass(kw_only=True)
 class ConversationFields(Record):
     """How Anthropic's messages become a prompt. The lists in it are read by anthropic_messages.py."""
@@ -49,6 +78,9 @@ class ConversationFields(Record):
     system: str | list[dict[str, Any]] | None = wire(anything)
     tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
     tool_choice: dict[str, Any] | None = wire(mapping)
+    thinking: dict[str, Any] | None = wire(thinking)
+    context_management: ContextManagement | None = wire(ContextManagement)
+    output_config: OutputConfig | None = wire(OutputConfig)
     chat_template_kwargs: dict[str, Any] | None = wire(mapping)
 
 
@@ -63,11 +95,8 @@ _ANTHROPIC_NO_OPS = frozenset(
     }
 )
 _ANTHROPIC_LATER: Mapping[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},),
-    "output_config": ({},),
     "output_format": (),
     "mcp_servers": ([],),
-    "context_management": ({},),
     "container": (),
     "diagnostics": (),
     "compaction": (),

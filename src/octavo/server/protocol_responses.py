@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from octavo.errors import refuse
 from octavo.server.fields import (
     Record,
     anything,
+    boolean,
     integer,
     list_of,
     mapping,
@@ -48,13 +50,33 @@ class InputRefusal(Record):
     refusal: str = wire(string, required="a string")
 
 
+# Parts of outputs that octavo never has: asking for them asks nothing.
+_ABSENT_OUTPUTS = (
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "message.input_image.image_url",
+)
+
+
+def included(name: str, value: Any) -> Any:
+    if not isinstance(value, list) or not all(each in _ABSENT_OUTPUTS for each in value):
+        refuse(name, value, f"a list of some of {', '.join(_ABSENT_OUTPUTS)} (octavo does not support others yet)")
+    return value
+
+
 @dataclass(kw_only=True)
 class ReasoningOptions(Record):
-    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "effort": ("none",),
-        "summary": (),
-        "generate_summary": (),
-    }
+    """`effort` is for the chat template, as `reasoning_effort` is in chat. Reasoning is part of the text: there is none
+    to sum up."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"summary", "generate_summary", "context"})
+    LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mode": ("standard",)}
+
+    effort: str | None = wire(string)
 
 
 @dataclass(kw_only=True)
@@ -70,22 +92,20 @@ class ResponsesStreamOptions(Record):
 
 @dataclass(kw_only=True)
 class ResponsesRequest(CallFields):
-    """POST /v1/responses, of OpenAI's API, with vLLM's sampling fields. Nothing is stored."""
+    """POST /v1/responses, of OpenAI's API, with vLLM's sampling fields. `store`, on unless it is false, and
+    `previous_response_id` need a server with --enable-responses-store."""
 
     SAMPLING: ClassVar[frozenset[str]] = ANSWER_SAMPLING | {"stop"}
     NO_OPS: ClassVar[frozenset[str]] = (COMMON_NO_OPS - {"store", "metadata"}) | {
         "parallel_tool_calls",
         "max_tool_calls",
-        "prompt_cache_options",
+        "client_metadata",
     }
     LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **COMMON_LATER,
-        "store": (False,),
-        "previous_response_id": (),
         "conversation": (),
         "background": (False,),
         "background_options": ({},),
-        "include": ([], ["reasoning.encrypted_content"]),  # there is no reasoning to encrypt
         "truncation": ("disabled",),
         "top_logprobs": (0,),
         "prompt": (),
@@ -93,14 +113,21 @@ class ResponsesRequest(CallFields):
         "moderation": (),
         "image": (),
         "access_programs": (),
+        "enable_response_messages": (False,),
+        "previous_input_messages": ([],),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
     }
 
     input: str | list[dict[str, Any]] = wire(anything, required="a string, or a list of items")
     instructions: str | None = wire(string)
+    store: bool | None = wire(boolean)
+    previous_response_id: str | None = wire(string)
     max_output_tokens: int | None = wire(integer(1, MAX_COUNT))
     metadata: dict[str, Any] | None = wire(mapping)
     user: str | None = wire(string)
     stream_options: ResponsesStreamOptions | None = wire(ResponsesStreamOptions)
+    include: list[str] | None = wire(included)
     reasoning: ReasoningOptions | None = wire(ReasoningOptions)
     text: TextOptions | None = wire(TextOptions)
     tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))

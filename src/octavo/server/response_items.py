@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.server.fields import mapping, parse, refuse
-from octavo.server.protocol_responses import InputMessage, InputRefusal, InputText, ResponsesRequest
+from octavo.errors import refuse
+from octavo.server.fields import mapping, parse
+from octavo.server.protocol_responses import InputMessage, InputRefusal, InputText
 
 
-def input_messages(asked: ResponsesRequest, *, allow_unknown: bool) -> list[dict[str, Any]]:
-    """In OpenAI's chat shape. `instructions` and the system's messages at the beginning are one: most templates take a
-    single one. Raises InvalidRequestError, which names the place."""
-    messages = [] if asked.instructions is None else [{"role": "system", "content": [_text(asked.instructions)]}]
-    if isinstance(asked.input, str):
-        return [*messages, {"role": "user", "content": asked.input}]
-    if not isinstance(asked.input, list) or not asked.input:
-        refuse("input", asked.input, "a string, or a list of at least one item")
-    for i, item in enumerate(asked.input):
-        message = _message(f"input[{i}]", item, allow_unknown)
-        if len(messages) == 1 and message["role"] == messages[0]["role"] == "system":
-            messages[0]["content"] += message["content"]
-        else:
-            messages.append(message)
-    return messages
+def input_messages(given: Any, *, allow_unknown: bool) -> list[dict[str, Any]]:
+    """Those of `input`, in OpenAI's chat shape. Raises InvalidRequestError, which names the place."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": [_text(given)]}]
+    if not isinstance(given, list) or not given:
+        refuse("input", given, "a string, or a list of at least one item")
+    return [_message(f"input[{i}]", item, allow_unknown) for i, item in enumerate(given)]
+
+
+def output_message(text: str) -> dict[str, Any]:
+    """What an answer is when it comes back as input."""
+    return {"role": "assistant", "content": [_text(text)]}
+
+
+def with_instructions(instructions: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`instructions` and the system's messages at the beginning are one: most templates take a single one."""
+    head = [] if instructions is None else [_text(instructions)]
+    num_leading = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    for message in messages[:num_leading]:
+        head += message["content"]
+    system = [{"role": "system", "content": head}] if head else []
+    return [*system, *messages[num_leading:]]
 
 
 def _message(place: str, given: Any, allow_unknown: bool) -> dict[str, Any]:

@@ -1,28 +1,32 @@
-"""POST /v1/responses: OpenAI's Responses API, streamed or not. Nothing is stored: whoever goes on sends it all again.
+"""POST /v1/responses: OpenAI's Responses API, streamed or not.
 
-Owns the shape of a response and of its events. Its output is one message with one part, the text.
+Owns the shape of a response and of its events. Its output is one message with one part, the text. Whoever goes on sends
+it all again or, where responses are kept (response_store.py), names the last one.
 """
 
 from __future__ import annotations
 
+import reprlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.request import CompletionOutput
-from octavo.server.body import read_json
+from octavo.errors import InvalidRequestError
+from octavo.request import CompletionOutput, RequestOutput
+from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
-from octavo.server.fields import parse
+from octavo.server.exchange import read, respond
 from octavo.server.generation import Call, renamed, sampling_params
 from octavo.server.messages import check_tools, template_prompt
 from octavo.server.protocol_responses import ResponsesRequest
-from octavo.server.response_items import input_messages
-from octavo.server.sse import event, open_stream
+from octavo.server.response_items import input_messages, output_message, with_instructions
+from octavo.server.response_store import Messages, ResponseStore, Turn
+from octavo.server.sse import event
 from octavo.text.chat_template import template_variables
 
 if TYPE_CHECKING:
@@ -34,86 +38,122 @@ _PLACE = {"output_index": 0, "content_index": 0}  # of the text
 
 async def create(front: Front, request: Request) -> Response:
     """Answers a text or a conversation, in the shape of OpenAI's Responses API."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(ResponsesRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, ResponsesRequest)
     model = front.check_model(asked.model)
     with renamed(**_NAMES):
         params = sampling_params(front, asked, max_tokens=asked.max_output_tokens)
     check_tools(asked)
-    messages = input_messages(asked, allow_unknown=front.config.allow_unknown_fields)
-    prompt = await template_prompt(front, messages, **template_variables(asked.chat_template_kwargs))
+    memory = _Memory.of(front, asked, request.scope.get("octavo.key_name"))
+    messages = with_instructions(asked.instructions, memory.conversation)
+    prompt = await template_prompt(front, messages, **_template_variables(asked))
     front.admit(asked.priority, len(prompt))
-    answer = _Answer(
-        asked,
-        Call(
-            front=front,
-            asked=asked,
-            scope=request.scope,
-            model=model,
-            prompts=[prompt],
-            params=params,
-            user=asked.user,
-        ),
+    call = Call(
+        front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=asked.user
     )
-    if asked.stream:
-        return await open_stream(front, answer.events(), request.receive, answer.failure)
-    whole = await front.attend(answer.whole(), request.receive)
-    return Response(msgspec.json.encode(whole), media_type="application/json")
+    answer = _Answer(asked, call, memory)
+    return await respond(front, request, answer, stream=asked.stream, failure=answer.failure)
+
+
+def _template_variables(asked: ResponsesRequest) -> dict[str, Any]:
+    variables = template_variables(asked.chat_template_kwargs)
+    if asked.reasoning is not None and asked.reasoning.effort is not None:
+        variables.setdefault("reasoning_effort", asked.reasoning.effort)
+    return variables
+
+
+@dataclass(slots=True, kw_only=True)
+class _Memory:
+    """What a call goes on from, and what is kept of it. `store` is None where nothing is to be."""
+
+    store: ResponseStore | None
+    before: Turn | None
+    messages: Messages  # of `input`
+    key_name: str | None
+
+    @classmethod
+    def of(cls, front: Front, asked: ResponsesRequest, key_name: str | None) -> _Memory:
+        """Raises InvalidRequestError, and NotFoundError for a `previous_response_id` that is not kept."""
+        store, before = front.responses, None
+        if store is None and (asked.store or asked.previous_response_id is not None):
+            name = "store" if asked.store else "previous_response_id"
+            value = asked.store or asked.previous_response_id
+            raise InvalidRequestError(
+                f"{name} is {reprlib.repr(value)}, but this server keeps no responses (--enable-responses-store)",
+                param=name,
+            )
+        if store is not None and asked.previous_response_id is not None:
+            before = store.get(asked.previous_response_id, key_name, param="previous_response_id").turn
+        messages = input_messages(asked.input, allow_unknown=front.config.allow_unknown_fields)
+        return cls(store=None if asked.store is False else store, before=before, messages=messages, key_name=key_name)
+
+    @property
+    def conversation(self) -> Messages:
+        return self.messages if self.before is None else [*self.before.conversation(), *self.messages]
+
+    def keep(self, record: dict[str, Any], text: str) -> None:
+        if self.store is not None:
+            messages = [*self.messages, output_message(text)]
+            self.store.add(record["id"], record, messages, self.before, self.key_name)
 
 
 class _Answer:
-    def __init__(self, asked: ResponsesRequest, call: Call) -> None:
+    def __init__(self, asked: ResponsesRequest, call: Call, memory: _Memory) -> None:
         self._asked = asked
         self._call = call
+        self._memory = memory
         self._num_events = 0
+        self._has_item = False
         self._seed: int | None = None
         self._text = ""  # so far
 
     async def whole(self) -> dict[str, Any]:
         with self._call.open("resp_"), renamed(**_NAMES):
-            async with aclosing(self._samples()) as samples:
-                async for sample in samples:
-                    last = sample
-            return self._ended(_status(last))
+            async with aclosing(self._outputs()) as outputs:
+                async for output in outputs:
+                    last = output
+            return self._ended(_status(last.outputs[0]))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         with self._call.open("resp_"), renamed(**_NAMES):
-            opened = False
-            async with aclosing(self._samples()) as samples:
-                async for sample in samples:
-                    if not opened:
-                        opened = True
-                        for data in self._opening():
-                            yield data
-                    if sample.text:
-                        fields = {"item_id": self._item_id, **_PLACE, "delta": sample.text, "logprobs": []}
-                        yield self._event("response.output_text.delta", **fields)
-            status = _status(sample)
-            for data in self._closing(status):
+            async with aclosing(self._outputs()) as outputs:
+                async for output in outputs:
+                    last = output
+                    for data in self._news(output):
+                        yield data
+            for data in self._closing(_status(last.outputs[0])):
                 yield data
+
+    def _news(self, output: RequestOutput) -> Iterator[bytes]:
+        """The events of an output; those of the beginning before the first."""
+        if self._num_events == 0:
+            in_progress = self._response("in_progress")
+            yield self._event("response.created", response=in_progress)
+            yield self._event("response.in_progress", response=in_progress)
+        if output.prompt_progress is not None:
+            progress = self._call.progress_extra(0, output.prompt_progress)
+            yield self._event("response.in_progress", response=self._response("in_progress"), **progress)
+        for sample in output.outputs:
+            if not self._has_item:
+                self._has_item = True
+                item = self._item("in_progress", [])
+                yield self._event("response.output_item.added", output_index=0, item=item)
+                yield self._event("response.content_part.added", item_id=self._item_id, **_PLACE, part=_part(""))
+            if sample.text:
+                fields = {"item_id": self._item_id, **_PLACE, "delta": sample.text, "logprobs": []}
+                yield self._event("response.output_text.delta", **fields)
 
     def failure(self, error: Exception) -> bytes:
         message = record_of(error, self._call.scope)["error"]["message"]
         response = self._response("failed", error={"code": "server_error", "message": message})
         return self._event("response.failed", response=response)
 
-    async def _samples(self) -> AsyncGenerator[CompletionOutput, None]:
+    async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
         async with aclosing(self._call.outputs()) as outputs:
             async for _, output in outputs:
-                (sample,) = output.outputs
                 self._seed = output.seed
-                self._text += sample.text
-                yield sample
-
-    def _opening(self) -> list[bytes]:
-        in_progress = self._response("in_progress")
-        item = self._item("in_progress", [])
-        return [
-            self._event("response.created", response=in_progress),
-            self._event("response.in_progress", response=in_progress),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", item_id=self._item_id, **_PLACE, part=_part("")),
-        ]
+                for sample in output.outputs:
+                    self._text += sample.text
+                yield output
 
     def _closing(self, status: str) -> list[bytes]:
         place = {"item_id": self._item_id, **_PLACE}
@@ -134,17 +174,21 @@ class _Answer:
     def _item_id(self) -> str:
         return "msg_" + self._call.call_id.removeprefix("resp_")
 
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _item(self, status: str, content: list[answers.OutputText]) -> answers.OutputMessage:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _ended(self, status: str) -> dict[str, Any]:
-        return self._response(
+        """The last record; it is kept before a client may ask for it."""
+        record = self._response(
             status,
             completed_at=int(time.time()),
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
             output=[self._item(status, [_part(self._text)])],
             usage=self._usage(),
+            **self._call.timings_extra(),
         )
+        self._memory.keep(record, self._text)
+        return record
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         """The record of every stage; `fields` beat what holds before the end."""
@@ -162,9 +206,9 @@ class _Answer:
             "model": self._call.model,
             "output": [],
             "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "store": False,
+            "previous_response_id": asked.previous_response_id,
+            "reasoning": {"effort": None if asked.reasoning is None else asked.reasoning.effort, "summary": None},
+            "store": self._memory.store is not None,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": asked.tool_choice or "auto",
@@ -178,7 +222,7 @@ class _Answer:
             **fields,
         }
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> answers.ResponseUsage:
         usage = self._call.usage
         return {
             "input_tokens": usage.prompt_tokens,
@@ -189,7 +233,7 @@ class _Answer:
         }
 
 
-def _part(text: str) -> dict[str, Any]:
+def _part(text: str) -> answers.OutputText:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

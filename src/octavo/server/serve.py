@@ -24,11 +24,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo import __version__
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import EngineConfig, ServerConfig, responses_store_of_environment
 from octavo.errors import OctavoError
 from octavo.server.keys import load_keys
 from octavo.server.listener import BACKLOG, check_certificate, listening
-from octavo.server.logs import notice, set_up_logs
+from octavo.server.logs import notice, set_up_server_logs
+from octavo.server.traces import check_traces
 
 if TYPE_CHECKING:
     import uvicorn
@@ -45,10 +46,15 @@ LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections
 def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serves until a signal; returns the exit code. Raises ConfigError (a busy port, at once), CheckpointError, and
     EngineDeadError where the engine cannot be kept alive (exit code 1). A log for programs tells of them instead."""
-    set_up_logs(server_config)
+    set_up_server_logs(server_config)
     try:
-        server_config = dataclasses.replace(server_config, api_key=load_keys(server_config))
+        server_config = dataclasses.replace(
+            server_config,
+            api_key=load_keys(server_config),
+            enable_responses_store=server_config.enable_responses_store or responses_store_of_environment(),
+        )
         check_certificate(server_config)
+        check_traces(server_config.otlp_traces_endpoint)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(engine_config, server_config))
     except OctavoError as error:
@@ -76,6 +82,8 @@ async def _serve(engine_config: EngineConfig, server_config: ServerConfig) -> in
                 return await _serve_app(listener, app, server_config, stopped)
             finally:
                 await llm.close()
+                if (tracer := app.state.front.tracer) is not None:
+                    await asyncio.to_thread(tracer.close)
         finally:
             stopped.cancel()
             starting.cancel()
@@ -86,7 +94,8 @@ async def _start(engine_config: EngineConfig, server_config: ServerConfig) -> tu
     from octavo.async_llm import AsyncLLM
 
     name = next(iter(server_config.served_model_name), engine_config.model)
-    starting = asyncio.create_task(AsyncLLM.start(engine_config, model_name=name))
+    log_options = (server_config.log_format, server_config.log_level)
+    starting = asyncio.create_task(AsyncLLM.start(engine_config, model_name=name, log_options=log_options))
     await asyncio.sleep(0)  # the engine's process starts here …
     from octavo.server.app import create_app  # … and loads the model while this one imports
 
@@ -174,6 +183,8 @@ def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None
     defaults = ", ".join(f"{key}={value}" for key, value in llm.default_sampling_params.items()) or "neutral"
     notice(f"octavo {__version__}: {name} in {llm.info.arithmetic} on {llm.info.isa}, {llm.info.num_threads} threads")
     notice(llm.info.memory_plan)
+    if llm.info.loading:
+        notice(f"weights: {llm.info.loading}")
     notice(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
     url = _url(config, listener)
     ready = f"ready on {url if config.uds is None else config.uds}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.request import RequestMetrics, RequestOutput
+from octavo.server import answers
 
 if TYPE_CHECKING:
     from octavo.server.generation import Usage
@@ -24,7 +25,7 @@ class Timings:
         if output.metrics is not None:
             self._requests[output.request_id] = output.metrics
 
-    def record(self, usage: Usage, num_samples: int) -> dict[str, Any]:
+    def record(self, usage: Usage, num_samples: int) -> answers.Timings:
         """Seconds, and tokens for each of them: of the prompt as far as it had to be computed, and of the output after
         the first token of each sample; 0 where there were none."""
         requests = self._requests.values()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidRequestError
-from octavo.server.body import read_json
-from octavo.server.fields import parse
+from octavo.server import answers
+from octavo.server.exchange import json_response, read
 from octavo.server.generation import encode
 from octavo.server.messages import chat_prompt
 from octavo.server.protocol import DetokenizeRequest, TokenizeRequest
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
 async def tokenize(front: Front, request: Request) -> Response:
     """The token ids of a prompt or of messages."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(TokenizeRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, TokenizeRequest)
     front.check_model(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequestError("give one of prompt and messages", param="prompt")
@@ -31,24 +29,23 @@ async def tokenize(front: Front, request: Request) -> Response:
         (token_ids,) = await encode(front, [asked.prompt], add_special_tokens=add_special_tokens)
     else:
         token_ids = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens or False)
-    record: dict[str, Any] = {
+    record: answers.Tokens = {
         "count": len(token_ids),
         "max_model_len": front.llm.info.max_model_len,
         "tokens": token_ids,
     }
     if asked.return_token_strs:
         record["token_strs"] = [front.llm.tokenizer.token_text(token_id) for token_id in token_ids]
-    return Response(msgspec.json.encode(record), media_type="application/json")
+    return json_response(record)
 
 
 async def detokenize(front: Front, request: Request) -> Response:
     """The text of token ids."""
-    body = await read_json(request, front.config.max_body_bytes)
-    asked = parse(DetokenizeRequest, body, allow_unknown=front.config.allow_unknown_fields)
+    asked = await read(front, request, DetokenizeRequest)
     front.check_model(asked.model)
     high = front.llm.tokenizer.vocab_size
     for token_id in asked.tokens:
         if not 0 <= token_id < high:
             raise InvalidRequestError(f"tokens has the id {token_id}; ids must be in [0, {high - 1}]", param="tokens")
     text = front.llm.tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+    return json_response({"prompt": text})

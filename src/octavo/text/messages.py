@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, refuse
 
 _TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type of a content part -> the key of its text
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names in use for one thing, the standard one first
@@ -21,26 +20,19 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # names in use for 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copies: the caller's messages stay as they are. Raises InvalidRequestError."""
     if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise InvalidRequestError(
-            f"messages is {reprlib.repr(messages)}; it must be a list of messages", param="messages"
-        )
+        refuse("messages", messages, "a list of messages")
     if not messages:
         raise InvalidRequestError("messages is empty; it must hold at least one message", param="messages")
     return [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def _refuse(place: str, value: Any, allowed: str) -> InvalidRequestError:
-    # reprlib: a client's value may be megabytes long, or nested as deeply as the interpreter bears
-    return InvalidRequestError(f"{place} is {reprlib.repr(value)}; it must be {allowed}", param=place)
-
-
 def _plain_message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise _refuse(place, message, "an object with role and content")
+        refuse(place, message, "an object with role and content")
     plain = {key: value for key, value in message.items() if value is not None}
     role = plain.get("role")
     if not isinstance(role, str) or not role:
-        raise _refuse(f"{place}.role", role, "a non-empty string, such as 'user'")
+        refuse(f"{place}.role", role, "a non-empty string, such as 'user'")
     plain["content"] = _plain_content(plain.get("content"), role, f"{place}.content")
     if "tool_calls" in plain:
         plain["tool_calls"] = _plain_tool_calls(plain["tool_calls"], f"{place}.tool_calls")
@@ -57,31 +49,31 @@ def _plain_content(content: Any, role: str, place: str) -> str:
         return ""  # a turn that only calls tools
     if not isinstance(content, list) or not content:
         only = "a string or a list of parts" if role == "assistant" else "a string or a non-empty list of parts"
-        raise _refuse(place, content, only)
+        refuse(place, content, only)
     return "\n".join(_text_of_part(part, f"{place}[{i}]") for i, part in enumerate(content))
 
 
 def _text_of_part(part: Any, place: str) -> str:
     if not isinstance(part, Mapping):
-        raise _refuse(place, part, "an object such as {'type': 'text', 'text': …}")
+        refuse(place, part, "an object such as {'type': 'text', 'text': …}")
     kind = part.get("type")
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise _refuse(f"{place}.type", kind, "'text' (this model reads text only)")
+        refuse(f"{place}.type", kind, "'text' (this model reads text only)")
     if not isinstance(part.get(key), str):
-        raise _refuse(f"{place}.{key}", part.get(key), "a string")
+        refuse(f"{place}.{key}", part.get(key), "a string")
     return str(part[key])
 
 
 def _plain_tool_calls(calls: Any, place: str) -> list[Any]:
     if not isinstance(calls, list):
-        raise _refuse(place, calls, "a list of tool calls")
+        refuse(place, calls, "a list of tool calls")
     return [_plain_tool_call(call, f"{place}[{i}]") for i, call in enumerate(calls)]
 
 
 def _plain_tool_call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise _refuse(place, call, "an object with a function")
+        refuse(place, call, "an object with a function")
     function = dict(call["function"])
     arguments = function.get("arguments")
     if arguments is None or arguments == "":
@@ -90,5 +82,5 @@ def _plain_tool_call(call: Any, place: str) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):  # no JSON, or nested too deeply: refused below
             arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
-        raise _refuse(f"{place}.function.arguments", function["arguments"], "an object, or a string with one as JSON")
+        refuse(f"{place}.function.arguments", function["arguments"], "an object, or a string with one as JSON")
     return {**call, "function": {**function, "arguments": arguments}}

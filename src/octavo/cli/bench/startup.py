@@ -1,7 +1,8 @@
 """`octavo bench startup`: from the start of a process to the first token, without a server and with one.
 
 Every round is a fresh process. The files of model and libraries are in the system's cache after the first, which
-is not counted.
+is not counted. Where packed weights are kept, the first leaves a copy of them, and each round starts twice: with it and
+without.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from octavo.cli.bench.common import make_parser, options_of, parse
 from octavo.cli.bench.report import show_table, write_json
 from octavo.cli.client import Client
 from octavo.cli.flags import flag_name
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, packed_cache_folder
 from octavo.errors import OctavoError
 
 PYTHON = (sys.executable, "-P")  # -P: nothing is imported from the current folder
@@ -34,14 +35,18 @@ def run(argv: list[str]) -> int:
         (("--num-iters", 5, "measured rounds"),),
     )
     args, config = parse(parser, argv, {"num_iters": 1})
-    offline, served = [], []
+    configs = {"": config}
+    if packed_cache_folder(config) is not None:
+        configs[", no copy"] = dataclasses.replace(config, enable_packed_cache=False)
+    rounds: dict[str, list[dict[str, float]]] = {}
     for _ in range(1 + args.num_iters):
-        offline.append(start_offline(config))
-        served.append(start_server(config))
-    figures = {"offline": sum_up(offline[1:]), "served": sum_up(served[1:])}
+        for suffix, each in configs.items():
+            for kind, start in (("offline", start_offline), ("served", start_server)):
+                rounds.setdefault(kind + suffix, []).append(start(each))
+    figures = {kind: sum_up(parts[1:]) for kind, parts in rounds.items()}
     rows = [
         (kind, part, *(f"{f(seconds):.3f}" for f in (statistics.median, min, max)))
-        for kind, parts in (("offline", offline), ("served", served))
+        for kind, parts in rounds.items()
         for part in parts[0]
         for seconds in [[each[part] for each in parts[1:]]]
     ]
@@ -57,8 +62,9 @@ def start_offline(config: EngineConfig) -> dict[str, float]:
     result = subprocess.run(words, capture_output=True, text=True)
     if result.returncode != 0:
         raise OctavoError(f"the process failed: {_last_line(result.stderr)}")
-    done: dict[str, float] = json.loads(result.stdout)
-    return parts_of(began, done)
+    said = json.loads(result.stdout)
+    print(f"weights: {said['loading']}")
+    return parts_of(began, said["done"])
 
 
 def start_server(config: EngineConfig) -> dict[str, float]:
