@@ -80,12 +80,22 @@ def test_linear_rows_and_threads_leave_no_trace(backend, single, dtype):
     k = 130
     packed, _ = matrices(backend, dtype, normal(75, k, seed=1))
     alone, _ = matrices(single, dtype, normal(75, k, seed=1))
-    x = normal(400, k, seed=2)
+    x = normal(400, k, seed=2)  # so many that workers share them, and not the panels
     whole = CpuOps(backend).linear(x, packed)
     for first, rows in ((0, 1), (3, 2), (50, 13), (100, 64), (0, 199), (1, 399)):
         part = x[first : first + rows]
         assert np.array_equal(CpuOps(backend).linear(part, packed), whole[first : first + rows])
         assert np.array_equal(CpuOps(single).linear(part, alone), whole[first : first + rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_adds_to_its_own_output(backend, dtype):
+    packed, _ = matrices(backend, dtype, normal(75, 130, seed=1))
+    for rows in (10, 400):
+        x, residual = normal(rows, 130, seed=2), normal(rows, 75, seed=3)
+        expected = residual + CpuOps(backend).linear(x, packed)
+        backend.native.linear(backend.pool, x, packed, residual, residual)
+        assert np.array_equal(residual, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
