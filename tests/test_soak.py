@@ -18,7 +18,7 @@ SOAK = Path(__file__).parents[1] / "benchmarks" / "soak.py"
 @pytest.mark.slow
 def test_a_few_hundred_requests_leave_nothing(tmp_path):
     model = tiny_llama(tmp_path, vocab=len(tiny_tokenizer()))
-    options = ["--requests", "300", "--stopped-readers", "32", "--client-timeout", "2"]
+    options = ["--requests", "300", "--stopped-readers", "32", "--client-timeout", "2", "--max-idle-cpu", "1"]
     engine_options = ["--max-model-len", "512", "--num-gpu-blocks-override", "128"]
     finished = subprocess.run(
         [sys.executable, str(SOAK), str(model), *options, *engine_options],
