@@ -181,6 +181,32 @@ async def test_each_prompt_of_a_call_has_a_span(serve, collector):
     assert ids == {"-0", "-1"}
 
 
+async def test_an_embedding_is_a_span_without_a_decode(serve, collector):
+    server = await serve(otlp_traces_endpoint=collector.url)
+    response = await server.http.post("/v1/embeddings", json={"input": SECRET}, headers={"x-request-id": "r1"})
+    assert response.status_code == 200
+    spans = spans_after_all(server, collector)
+    assert set(spans) == {"llm_request", "queue", "prefill"}
+    attributes = spans["llm_request"]["attributes"]
+    assert spans["prefill"]["end"] == spans["llm_request"]["end"]
+    assert {name: value for name, value in attributes.items() if "latency" not in name} == {
+        "gen_ai.request.id": "embd-r1",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.usage.prompt_tokens": response.json()["usage"]["prompt_tokens"],
+        "gen_ai.usage.completion_tokens": 0,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+    }
+    assert all(SECRET.encode() not in body for _, body in collector.bodies)
+
+
+async def test_what_is_refused_has_no_span(serve, collector):
+    server = await serve(otlp_traces_endpoint=collector.url)
+    assert (await server.post("/v1/completions", prompt=[5] * 10_000)).status_code == 400
+    assert (await server.post("/v1/embeddings", input=[5] * 10_000)).status_code == 400
+    server.front.tracer.close()
+    assert collector.spans == []
+
+
 async def test_a_request_that_fails(serve, collector):
     server = await serve(otlp_traces_endpoint=collector.url)
     token_id = server.tokenizer.encode("a")[-1]

@@ -20,10 +20,11 @@ from octavo.pooling import EmbeddingRequestOutput, PoolingParams
 from octavo.server.errors import AbortedError
 from octavo.server.exchange import json_response, read
 from octavo.server.front import LiveCall, engine_request_ids
-from octavo.server.generation import renamed
+from octavo.server.generation import Usage, renamed
 from octavo.server.messages import chat_prompt
 from octavo.server.prompts import read_prompts
 from octavo.server.protocol_embeddings import EmbeddingsRequest
+from octavo.server.request_log import logged
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -72,12 +73,16 @@ async def _embed_all(
 
     async def embed(index: int, request_id: str) -> EmbeddingRequestOutput:
         with renamed(prompt=names[index]):
-            async with aclosing(front.llm.encode(prompts[index], params, request_id, **fields)) as outputs:
+            outputs = front.llm.encode(prompts[index], params, request_id, **fields)
+            if front.tracer is not None:
+                outputs = front.tracer.follow(outputs, scope, request_id, params)
+            async with aclosing(outputs):
                 async for output in outputs:
                     return output
         raise AbortedError("the request was aborted")
 
-    with front.call_id("embd-", LiveCall(wanted=wanted, num_prompts=len(prompts), key_name=key_name)) as call_id:
+    call = LiveCall(wanted=wanted, num_prompts=len(prompts), key_name=key_name)
+    with front.call_id("embd-", call) as call_id, logged(front, scope, call_id, prompts, params, Usage()):
         tasks = [
             asyncio.create_task(embed(index, request_id))
             for index, request_id in enumerate(engine_request_ids(call_id, len(prompts)))

@@ -97,7 +97,10 @@ class Call:
             num_prompts=len(self.prompts),
             key_name=self.scope.get("octavo.key_name"),
         )
-        with self.front.call_id(prefix, live) as self.call_id, logged(self):
+        with (
+            self.front.call_id(prefix, live) as self.call_id,
+            logged(self.front, self.scope, self.call_id, self.prompts, self.params, self.usage),
+        ):
             yield
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:

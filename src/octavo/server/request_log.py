@@ -13,35 +13,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from octavo.request import SamplingParams
-
 if TYPE_CHECKING:
-    from octavo.server.generation import Call
+    from starlette.types import Scope
+
+    from octavo.pooling import PoolingParams
+    from octavo.request import SamplingParams
+    from octavo.server.front import Front
+    from octavo.server.generation import Usage
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def logged(call: Call) -> Iterator[None]:
-    """While the call is open, which has its id."""
-    front, request_id = call.front, call.scope.get("octavo.request_id")
+def logged(
+    front: Front,
+    scope: Scope,
+    call_id: str,
+    prompts: list[list[int]],
+    params: SamplingParams | PoolingParams,
+    usage: Usage,
+) -> Iterator[None]:
+    """While the call is open. `usage` has its counts at the end."""
+    request_id = scope.get("octavo.request_id")
     if not front.config.enable_log_requests:
         yield
         return
     about: dict[str, Any] = {"extra": {"request_id": request_id}}
-    num_tokens = sum(map(len, call.prompts))
-    asked = ", ".join(f"{name}={value!r}" for name, value in changed(call.params).items())
+    num_tokens = sum(map(len, prompts))
+    asked = ", ".join(f"{name}={value!r}" for name, value in changed(params).items())
     logger.info(
         "request %s: %s at %s, %d prompt tokens; %s",
         request_id,
-        call.call_id,
-        call.scope["path"],
+        call_id,
+        scope["path"],
         num_tokens,
         asked,
         **about,
     )
     if logger.isEnabledFor(logging.DEBUG):
-        for prompt in call.prompts:
+        for prompt in prompts:
             text = front.llm.tokenizer.decode(prompt, skip_special_tokens=False)
             logger.debug("request %s: prompt %r", request_id, text[: front.config.max_log_len], **about)
     start = time.monotonic()
@@ -52,11 +62,11 @@ def logged(call: Call) -> Iterator[None]:
     finally:
         seconds = time.monotonic() - start
         logger.info(
-            "request %s: %s after %.3f s, %d tokens", request_id, how, seconds, call.usage.completion_tokens, **about
+            "request %s: %s after %.3f s, %d tokens", request_id, how, seconds, usage.completion_tokens, **about
         )
 
 
-def changed(params: SamplingParams) -> dict[str, Any]:
+def changed(params: SamplingParams | PoolingParams) -> dict[str, Any]:
     """The fields that have another value than the class's own."""
     return {
         field.name: value

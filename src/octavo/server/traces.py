@@ -21,11 +21,12 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from octavo import __version__
-from octavo.errors import ConfigError, OctavoError
+from octavo.errors import ConfigError, InvalidRequestError, OctavoError
+from octavo.pooling import EmbeddingRequestOutput, PoolingParams
 from octavo.request import RequestMetrics, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 CLOSE_SECONDS = 3.0  # for what is still to be sent when the server ends
 
+Output = TypeVar("Output", RequestOutput, EmbeddingRequestOutput)
 Interval = tuple[str, float, float]  # name, begin, end: time.time(), seconds
 
 
@@ -77,20 +79,29 @@ class Tracer:
         self._model = model
 
     async def follow(
-        self, outputs: AsyncGenerator[RequestOutput, None], scope: Scope, request_id: str, params: SamplingParams
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """The same outputs; and when they end, however that is, a span."""
+        self,
+        outputs: AsyncGenerator[Output, None],
+        scope: Scope,
+        request_id: str,
+        params: SamplingParams | PoolingParams,
+    ) -> AsyncGenerator[Output, None]:
+        """The same outputs; and when they end, however that is, a span. A request that is refused has none."""
         span = RequestSpan(request_id, params)
+        is_refused = False
         try:
             async with aclosing(outputs):
                 async for output in outputs:
                     span.count(output)
                     yield output
+        except InvalidRequestError:  # too long, say, which only the engine's side knows
+            is_refused = True
+            raise
         except Exception as error:
             span.failure = error
             raise
         finally:
-            self._emit(span, scope)
+            if not is_refused:
+                self._emit(span, scope)
 
     def close(self) -> None:
         """Send what is left, as far as that is done in CLOSE_SECONDS."""
@@ -123,7 +134,7 @@ class Tracer:
 class RequestSpan:
     """What is known of a request on its way."""
 
-    def __init__(self, request_id: str, params: SamplingParams) -> None:
+    def __init__(self, request_id: str, params: SamplingParams | PoolingParams) -> None:
         self.failure: Exception | None = None
         self._request_id = request_id
         self._params = params
@@ -135,10 +146,13 @@ class RequestSpan:
         self._seed: int | None = None
         self._finish_reasons: dict[int, str] = {}  # by sample
 
-    def count(self, output: RequestOutput) -> None:
-        self._metrics, self._seed = output.metrics, output.seed
+    def count(self, output: RequestOutput | EmbeddingRequestOutput) -> None:
+        self._metrics = output.metrics
         self._num_prompt_tokens = len(output.prompt_token_ids)
         self._num_cached_tokens = output.num_cached_tokens
+        if isinstance(output, EmbeddingRequestOutput):
+            return
+        self._seed = output.seed
         for sample in output.outputs:
             self._num_completion_tokens += len(sample.token_ids)
             if sample.finish_reason is not None:
@@ -171,15 +185,10 @@ class RequestSpan:
         seconds = {name: end - begin for name, begin, end in self.phases()}
         found = {
             "gen_ai.request.id": self._request_id,
-            "gen_ai.request.n": self._params.n,
-            "gen_ai.request.max_tokens": self._params.max_tokens,
-            "gen_ai.request.temperature": self._params.temperature,
-            "gen_ai.request.top_p": self._params.top_p,
-            "gen_ai.request.seed": self._seed,
             "gen_ai.usage.prompt_tokens": self._num_prompt_tokens,
             "gen_ai.usage.completion_tokens": self._num_completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": self._num_cached_tokens,
-            "gen_ai.response.finish_reasons": [self._finish_reasons.get(i, "abort") for i in range(self._params.n)],
+            **({} if isinstance(self._params, PoolingParams) else self._sampling(self._params)),
             "gen_ai.latency.e2e": self.end - self.begin,
             "gen_ai.latency.time_in_queue": seconds["queue"],
             "gen_ai.latency.time_in_model_prefill": seconds.get("prefill"),
@@ -193,6 +202,17 @@ class RequestSpan:
         if self.failure is not None:
             found |= {"error.type": error_type(self.failure), "gen_ai.response.finish_reasons": ["error"]}
         return {name: value for name, value in found.items() if value is not None}
+
+    def _sampling(self, params: SamplingParams) -> dict[str, Any]:
+        """What an embedding does not have."""
+        return {
+            "gen_ai.request.n": params.n,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.seed": self._seed,
+            "gen_ai.response.finish_reasons": [self._finish_reasons.get(i, "abort") for i in range(params.n)],
+        }
 
 
 class ReportingExporter:
