@@ -12,10 +12,13 @@ names the file and the line.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from typing import Any
 
+from octavo.cli.flags import JSON
 from octavo.cli.parser import Parser
+from octavo.cli.vllm_options import ANY_VALUE
 from octavo.errors import ConfigError
 
 _TRUE = ("true", "yes", "on")
@@ -74,9 +77,18 @@ def _words(name: str, value: Any, parser: Parser) -> list[str]:
         return [no] if (no := f"--no-{name}") in action.option_strings else []
     if value.id == "sequence" and action.nargs == "+" and all(item.id == "scalar" for item in value.value):
         return [f"{flag}={item.value}" for item in value.value] or [f"{flag}="]
+    if value.id == "mapping" and action.metavar in (JSON, ANY_VALUE):
+        return [f"{flag}={json.dumps(_object(value))}"]
     if value.id != "scalar":
         raise ConfigError(f"{flag}: {_shown(value)}; it must be one value{' or a list' * (action.nargs == '+')}")
     return [f"{flag}={value.value}"]
+
+
+def _object(node: Any) -> Any:
+    """Of an option that is JSON on the command line, what the file says in its own way."""
+    from yaml.constructor import SafeConstructor
+
+    return SafeConstructor().construct_document(node)
 
 
 def _shown(node: Any) -> str:

@@ -18,6 +18,8 @@ from octavo.errors import ConfigError
 
 Config = TypeVar("Config")
 
+JSON = "JSON"  # metavar of options that are objects
+
 # As in vLLM, lower-case letters count in thousands and upper-case ones in 1024s: 8k tokens are 8000, 8K are 8192.
 _FACTORS = types.MappingProxyType(
     {
@@ -111,7 +113,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     elif kind is list:
         group.add_argument(flag, action=_Extend, nargs="+", metavar="TEXT", **common)
     else:
-        group.add_argument(*names, type=_converter(hint), metavar=_metavar(field, kind), **common)
+        group.add_argument(*names, type=_converter(hint), metavar=_metavar(field, hint), **common)
 
 
 def _members(hint: Any) -> list[Any]:
@@ -134,11 +136,13 @@ def _converter(hint: Any) -> Callable[[str], Any]:
     return lambda text: text if text in words else convert(text)
 
 
-def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
+def _metavar(field: dataclasses.Field[Any], hint: Any) -> str:
     choices, unit = field.metadata.get("choices"), field.metadata.get("unit")
     if choices:
         return "{" + ",".join(choices) + "}"
-    return str(unit).upper() if unit else {int: "N", float: "X", str: "TEXT"}[kind]
+    if any(typing.get_origin(member) is dict for member in _members(hint)):
+        return JSON
+    return str(unit).upper() if unit else {int: "N", float: "X", str: "TEXT"}[_kind(hint)]
 
 
 def _help(field: dataclasses.Field[Any]) -> str:

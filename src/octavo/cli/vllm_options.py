@@ -12,6 +12,8 @@ from octavo.errors import ConfigError
 
 ANY = None
 
+ANY_VALUE = "VALUE"  # metavar of options whose value nobody looks at
+
 
 class NoOp(NamedTuple):
     """`values`: none for a switch; those that ask for what octavo does anyway; or ANY."""
@@ -92,7 +94,7 @@ class _Ignore(argparse.Action):
 
     def __init__(self, option_strings: list[str], values: tuple[str, ...] | None, **options: Any) -> None:
         self._values = values
-        metavar = "VALUE" if values is ANY else "{" + ",".join(values) + "}"
+        metavar = ANY_VALUE if values is ANY else "{" + ",".join(values) + "}"
         options |= {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
         super().__init__(option_strings, nargs=0 if values == () else None, metavar=metavar, **options)
 

@@ -40,7 +40,7 @@ def logged(
         return
     about: dict[str, Any] = {"extra": {"request_id": request_id}}
     num_tokens = sum(map(len, prompts))
-    asked = ", ".join(f"{name}={value!r}" for name, value in changed(params).items())
+    asked = ", ".join(f"{name}={value!r}" for name, value in changed(params).items()) or "no parameters"
     logger.info(
         "request %s: %s at %s, %d prompt tokens; %s",
         request_id,
