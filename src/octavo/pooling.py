@@ -9,12 +9,9 @@ import json
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from octavo.errors import ConfigError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from octavo.request import RequestMetrics
 
 PoolingType = Literal["last", "mean"]
 POOLING_TYPES: tuple[str, ...] = get_args(PoolingType)
@@ -86,7 +83,7 @@ class EmbeddingRequestOutput:
     prompt_token_ids: list[int]
     num_cached_tokens: int | None = None
     finished: bool = True
-    metrics: RequestMetrics | None = None
+    metrics: Any = None  # request.py's RequestMetrics, where an engine made it
 
 
 def read_pooler_config(value: Any) -> dict[str, Any]:

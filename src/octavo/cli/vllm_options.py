@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from octavo.errors import ConfigError
 
 ANY = None
-
 ANY_VALUE = "VALUE"  # metavar of options whose value nobody looks at
 
 
