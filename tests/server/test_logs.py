@@ -164,6 +164,16 @@ async def test_requests_are_logged_for_who_asks(serve, log):
     assert {entry["request_id"] for entry in (first, prompt, last)} == {"r1"}
 
 
+async def test_embeddings_are_logged_too(serve, log):
+    server = await serve(enable_log_requests=True, log_level="info")
+    for body in ({"input": [[5, 6], [7]], "normalize": False}, {"input": [5]}):
+        await server.http.post("/v1/embeddings", json=body, headers={"x-request-id": "r1"})
+    messages = [entry["message"] for entry in log() if entry["level"] == "info"]
+    assert messages[0] == "request r1: embd-r1 at /v1/embeddings, 3 prompt tokens; normalize=False"
+    assert messages[1].startswith("request r1: ended after 0.") and messages[1].endswith(" s, 0 tokens")
+    assert messages[2] == "request r1: embd-r1 at /v1/embeddings, 1 prompt tokens; all by default"
+
+
 async def test_a_client_that_leaves_is_told(serve, log):
     server = await serve(enable_log_requests=True)
     server.engine.hold()

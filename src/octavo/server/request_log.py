@@ -13,16 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from octavo.pooling import PoolingParams
 from octavo.request import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.server.generation import Call
+    from octavo.server.engine_call import EngineCall
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def logged(call: Call) -> Iterator[None]:
+def logged(call: EngineCall[Any]) -> Iterator[None]:
     """While the call is open, which has its id."""
     front, request_id = call.front, call.scope.get("octavo.request_id")
     if not front.config.enable_log_requests:
@@ -37,7 +38,7 @@ def logged(call: Call) -> Iterator[None]:
         call.call_id,
         call.scope["path"],
         num_tokens,
-        asked,
+        asked or "all by default",
         **about,
     )
     if logger.isEnabledFor(logging.DEBUG):
@@ -56,7 +57,7 @@ def logged(call: Call) -> Iterator[None]:
         )
 
 
-def changed(params: SamplingParams) -> dict[str, Any]:
+def changed(params: SamplingParams | PoolingParams) -> dict[str, Any]:
     """The fields that have another value than the class's own."""
     return {
         field.name: value

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from octavo import __version__
 from octavo.errors import ConfigError, OctavoError
+from octavo.pooling import PoolingParams
 from octavo.request import RequestMetrics, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class Tracer:
         self._model = model
 
     async def follow(
-        self, outputs: AsyncGenerator[RequestOutput, None], scope: Scope, request_id: str, params: SamplingParams
+        self,
+        outputs: AsyncGenerator[RequestOutput, None],
+        scope: Scope,
+        request_id: str,
+        params: SamplingParams | PoolingParams,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The same outputs; and when they end, however that is, a span."""
         span = RequestSpan(request_id, params)
@@ -123,7 +128,7 @@ class Tracer:
 class RequestSpan:
     """What is known of a request on its way."""
 
-    def __init__(self, request_id: str, params: SamplingParams) -> None:
+    def __init__(self, request_id: str, params: SamplingParams | PoolingParams) -> None:
         self.failure: Exception | None = None
         self._request_id = request_id
         self._params = params
@@ -169,17 +174,14 @@ class RequestSpan:
 
     def attributes(self) -> dict[str, Any]:
         seconds = {name: end - begin for name, begin, end in self.phases()}
+        num_samples = 1 if isinstance(self._params, PoolingParams) else self._params.n
         found = {
             "gen_ai.request.id": self._request_id,
-            "gen_ai.request.n": self._params.n,
-            "gen_ai.request.max_tokens": self._params.max_tokens,
-            "gen_ai.request.temperature": self._params.temperature,
-            "gen_ai.request.top_p": self._params.top_p,
-            "gen_ai.request.seed": self._seed,
+            **self._asked(),
             "gen_ai.usage.prompt_tokens": self._num_prompt_tokens,
             "gen_ai.usage.completion_tokens": self._num_completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": self._num_cached_tokens,
-            "gen_ai.response.finish_reasons": [self._finish_reasons.get(i, "abort") for i in range(self._params.n)],
+            "gen_ai.response.finish_reasons": [self._finish_reasons.get(i, "abort") for i in range(num_samples)],
             "gen_ai.latency.e2e": self.end - self.begin,
             "gen_ai.latency.time_in_queue": seconds["queue"],
             "gen_ai.latency.time_in_model_prefill": seconds.get("prefill"),
@@ -193,6 +195,17 @@ class RequestSpan:
         if self.failure is not None:
             found |= {"error.type": error_type(self.failure), "gen_ai.response.finish_reasons": ["error"]}
         return {name: value for name, value in found.items() if value is not None}
+
+    def _asked(self) -> dict[str, Any]:
+        if isinstance(self._params, PoolingParams):
+            return {"gen_ai.operation.name": "embeddings"}
+        return {
+            "gen_ai.request.n": self._params.n,
+            "gen_ai.request.max_tokens": self._params.max_tokens,
+            "gen_ai.request.temperature": self._params.temperature,
+            "gen_ai.request.top_p": self._params.top_p,
+            "gen_ai.request.seed": self._seed,
+        }
 
 
 class ReportingExporter:
