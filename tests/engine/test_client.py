@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -271,6 +273,19 @@ async def test_no_process_can_be_started():
     with pytest.raises(EngineDeadError, match=r"no process can be started for the engine .*nowhere"):
         await client.start()
     assert not client.alive
+
+
+async def test_no_descriptor_is_left_for_a_socket(monkeypatch):
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client = make_client()
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    with pytest.raises(EngineDeadError, match=r"no process can be started for the engine .*Too many open files"):
+        await client.start()
+    monkeypatch.undo()
+    await client.start()
+    await client.close()
 
 
 async def test_the_engine_ignores_signals_to_the_group():
