@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import time
@@ -129,9 +130,11 @@ def test_what_a_stop_string_takes_back_is_neither_streamed_nor_counted(chain):
     assert [name for choice in streamed for name in choice["logprobs"]["tokens"]] == expected["logprobs"]["tokens"]
 
 
-def test_text_3_text_arrives_token_by_token_beside_a_stop_string(chain):
+def test_text_3_no_token_waits_for_a_stop_string_that_it_cannot_begin(chain):
+    """A reader that falls behind gets several tokens in one chunk, but whole ones."""
     chunks = chain.chunks(prompt="W", stop=["zz"], max_tokens=len(WORDS))
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == WORDS
+    read = list(itertools.accumulate(chunk["choices"][0]["text"] for chunk in chunks))
+    assert set(read) <= set(itertools.accumulate(WORDS)) and read[-1] == "".join(WORDS)
 
 
 def test_text_8_a_stop_token_ends_the_text_before_it(chain):
