@@ -85,14 +85,7 @@ def still_alive(request: pytest.FixtureRequest) -> Iterator[None]:
             server = request.getfixturevalue(name)
             assert httpx.get(f"{server.url}/health").status_code == 200
             server.complete(prompt="1 2 3", max_tokens=1, temperature=0)
-            wait_until_idle(server)
-
-
-def wait_until_idle(server: ServerProcess) -> None:
-    deadline = time.monotonic() + 5
-    while any(server.metric(name) for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")):
-        assert time.monotonic() < deadline, httpx.get(f"{server.url}/metrics").text
-        time.sleep(0.02)
+            server.wait_until_idle()
 
 
 def joined(chunks: list[dict[str, Any]]) -> str:
@@ -362,7 +355,7 @@ def test_ops_1_closed_streams_leave_nothing_behind(smol):
         while (smol.metric("num_requests_running"), smol.metric("num_requests_waiting")) != (8, 12):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    wait_until_idle(smol)
+    smol.wait_until_idle()
 
 
 def send_only(connection: socket.socket, body: dict[str, Any]) -> None:
