@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from octavo.cli.bench.report import percentile
+
 PROBES = ("/health", "/metrics")
 PAUSE_SECONDS = 0.02
 
@@ -54,11 +56,6 @@ def keep_asking(port: int, path: str, seconds: list[float], over: threading.Even
         if response.status != 200:
             raise SystemExit(f"{path}: {response.status}")
         time.sleep(PAUSE_SECONDS)
-
-
-def percentile(values: list[float], share: float) -> float:
-    ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,7 +95,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         figures[path] = {
             "count": len(values),
             "median_ms": 1e3 * statistics.median(values),
-            "p99_ms": 1e3 * percentile(values, 0.99),
+            "p99_ms": 1e3 * percentile(values, 99),
             "max_ms": 1e3 * max(values),
         }
     return figures

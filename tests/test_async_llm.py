@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.test_client import COMMAND, is_running, pid_of
 from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig
 from octavo.engine.client import ProcessClient
@@ -21,6 +20,7 @@ from octavo.engine.messages import TokenDelta
 from octavo.engine.supervisor import SupervisedClient
 from octavo.errors import CheckpointError, EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.request import RequestOutput, SamplingParams
+from support.engine_processes import COMMAND, is_running, pid_of
 from support.fake_runner import FakeRunner, expected_answer, make_engine, make_request
 from support.faults import EVERY_TIME, Fault, write_faults
 from support.front import END, LocalClient, small_front_end, small_tokenizer

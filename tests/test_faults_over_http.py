@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.test_client import is_running
 from support.checkpoints import tiny_model, tiny_tokenizer
+from support.engine_processes import is_running
 from support.faults import EVERY_TIME, Fault, write_faults
 from support.served import ServerProcess
 

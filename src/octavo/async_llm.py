@@ -231,20 +231,22 @@ class AsyncLLM:
         user: str | None = None,
     ) -> AsyncGenerator[EmbeddingRequestOutput, None]:
         """The one output of a request for an embedding; none where it was aborted. All else as `generate`."""
-        request = self._follow(
-            lambda: self._inputs.process_pooling(
-                self._free_id(request_id),
-                prompt,
-                pooling_params,
-                priority=priority,
-                cache_salt=cache_salt,
-                user=user,
-            )
+        request = self.encode_bytes(
+            prompt, pooling_params, request_id, priority=priority, cache_salt=cache_salt, user=user
         )
         async with contextlib.aclosing(request) as outputs:
             async for output in outputs:
                 if output.embedding is not None:
                     yield as_embedding_output(output)
+
+    def encode_bytes(
+        self, prompt: Prompt, pooling_params: PoolingParams | None, request_id: str | None, **fields: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The same as an output of `generate`, with its times: `embedding` has the float32 values. That of an aborted
+        request has none. `fields` are the keywords of `encode`."""
+        return self._follow(
+            lambda: self._inputs.process_pooling(self._free_id(request_id), prompt, pooling_params, **fields)
+        )
 
     async def _follow(self, process: Callable[[], ProcessedRequest]) -> AsyncGenerator[RequestOutput, None]:
         """Nothing happens until somebody asks for the first output."""

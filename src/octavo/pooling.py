@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.errors import ConfigError, refuse
 
 PoolingType = Literal["last", "mean"]
 POOLING_TYPES: tuple[str, ...] = get_args(PoolingType)
 
+_ONE_OF_THEM = f"one of {', '.join(POOLING_TYPES)}"
 _INT32_MAX = 2**31 - 1
 
 
@@ -37,25 +38,27 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         if self.pooling_type is not None:
-            self.pooling_type = _pooling_type("pooling_type", self.pooling_type, InvalidRequestError)
+            self.pooling_type = _lower(self.pooling_type)
+            if self.pooling_type not in POOLING_TYPES:
+                refuse("pooling_type", self.pooling_type, _ONE_OF_THEM)
         for name in ("normalize", "use_activation"):
             if not isinstance(getattr(self, name), bool | None):
-                raise _wrong(name, getattr(self, name), "true or false", InvalidRequestError)
+                refuse(name, getattr(self, name), "true or false")
         if self.normalize is None:
             self.normalize = self.use_activation
         elif self.use_activation not in (None, self.normalize):
-            raise _wrong("use_activation", self.use_activation, "what normalize is", InvalidRequestError)
+            refuse("use_activation", self.use_activation, "what normalize is")
         self._check_integer("dimensions", 1)
         self._check_integer("truncate_prompt_tokens", -1)
         if self.truncate_prompt_tokens == 0:
-            raise _wrong("truncate_prompt_tokens", 0, "-1, or at least 1", InvalidRequestError)
+            refuse("truncate_prompt_tokens", 0, "-1, or at least 1")
         if self.task not in (None, "embed"):
-            raise _wrong("task", self.task, "'embed'", InvalidRequestError)
+            refuse("task", self.task, "'embed'")
 
     def _check_integer(self, name: str, low: int) -> None:
         value = getattr(self, name)
         if value is not None and (type(value) is not int or not low <= value <= _INT32_MAX):
-            raise _wrong(name, value, f"an integer in [{low}, {_INT32_MAX}]", InvalidRequestError)
+            refuse(name, value, f"an integer in [{low}, {_INT32_MAX}]")
 
 
 @dataclass(slots=True)
@@ -83,7 +86,6 @@ class EmbeddingRequestOutput:
     prompt_token_ids: list[int]
     num_cached_tokens: int | None = None
     finished: bool = True
-    metrics: Any = None  # request.py's RequestMetrics, where an engine made it
 
 
 def read_pooler_config(value: Any) -> dict[str, Any]:
@@ -95,16 +97,18 @@ def read_pooler_config(value: Any) -> dict[str, Any]:
         except (ValueError, RecursionError):
             record = None
     if not isinstance(record, Mapping):
-        raise _wrong("pooler_config", value, 'an object such as {"pooling_type": "MEAN"}', ConfigError)
+        raise _wrong("pooler_config", value, 'an object such as {"pooling_type": "MEAN"}')
     fields: dict[str, Any] = {}
     for key, entry in record.items():
         if entry is None:
             continue
         if key in ("pooling_type", "seq_pooling_type"):
-            fields["pooling_type"] = _pooling_type(f"pooler_config.{key}", entry, ConfigError)
+            fields["pooling_type"] = _lower(entry)
+            if fields["pooling_type"] not in POOLING_TYPES:
+                raise _wrong(f"pooler_config.{key}", entry, _ONE_OF_THEM)
         elif key in ("normalize", "use_activation"):
             if not isinstance(entry, bool):
-                raise _wrong(f"pooler_config.{key}", entry, "true or false", ConfigError)
+                raise _wrong(f"pooler_config.{key}", entry, "true or false")
             fields["normalize"] = entry
         elif key != "task" or entry != "embed":
             message = f"pooler_config has {key!r}: {reprlib.repr(entry)}; allowed: pooling_type, normalize"
@@ -112,13 +116,10 @@ def read_pooler_config(value: Any) -> dict[str, Any]:
     return fields
 
 
-def _pooling_type(name: str, value: Any, error: type[InvalidRequestError | ConfigError]) -> Any:
-    """In lower case; vLLM has it in upper case."""
-    word = value.lower() if isinstance(value, str) else value
-    if word not in POOLING_TYPES:
-        raise _wrong(name, value, f"one of {', '.join(POOLING_TYPES)}", error)
-    return word
+def _lower(word: Any) -> Any:
+    """vLLM has the names of pooling types in upper case."""
+    return word.lower() if isinstance(word, str) else word
 
 
-def _wrong(name: str, value: Any, allowed: str, error: type[InvalidRequestError | ConfigError]) -> Exception:
-    return error(f"{name} is {reprlib.repr(value)}; it must be {allowed}", param=name.partition(".")[0])
+def _wrong(name: str, value: Any, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} is {reprlib.repr(value)}; it must be {allowed}", param="pooler_config")

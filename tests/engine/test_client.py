@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,14 +24,9 @@ from octavo.config import EngineConfig
 from octavo.engine.client import ProcessClient
 from octavo.errors import CheckpointError, EngineDeadError
 from octavo.request import FinishReason
+from support.engine_processes import is_running, make_client, pid_of
 from support.fake_runner import expected_answer, make_request
 from support.faults import LONG_STEP_SECONDS, Fault, write_faults
-
-COMMAND = (sys.executable, str(Path(__file__).parents[1] / "support" / "fake_engine_process.py"))
-
-
-def make_client(**options: Any) -> ProcessClient:
-    return ProcessClient(EngineConfig(model=json.dumps(options)), command=COMMAND)
 
 
 @asynccontextmanager
@@ -40,18 +37,6 @@ async def started(**options: Any) -> AsyncIterator[ProcessClient]:
         yield client
     finally:
         await client.close()
-
-
-def pid_of(client: ProcessClient) -> int:
-    assert client._process is not None
-    return client._process.pid
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -273,6 +258,19 @@ async def test_no_process_can_be_started():
     assert not client.alive
 
 
+async def test_no_descriptor_is_left_for_a_socket(monkeypatch):
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client = make_client()
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    with pytest.raises(EngineDeadError, match=r"no process can be started for the engine .*Too many open files"):
+        await client.start()
+    monkeypatch.undo()
+    await client.start()
+    await client.close()
+
+
 async def test_the_engine_ignores_signals_to_the_group():
     async with started() as client:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -301,7 +299,7 @@ def test_the_engine_does_not_outlive_its_parent(tmp_path):
     script.write_text(
         "import asyncio, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from engine.test_client import make_client, pid_of\n"
+        "from support.engine_processes import make_client, pid_of\n"
         "async def main():\n"
         "    client = make_client()\n"
         "    await client.start()\n"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from engine.test_client import COMMAND, pid_of
 from octavo.async_llm import AsyncLLM
 from octavo.config import EngineConfig
 from octavo.engine.client import ProcessClient
@@ -20,6 +19,7 @@ from octavo.engine.messages import EngineInfo, TokenDelta
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.supervisor import SupervisedClient
 from octavo.request import FinishReason, PromptProgress, SamplingParams
+from support.engine_processes import COMMAND, pid_of
 from support.fake_runner import expected_answer, make_engine, make_request
 from support.front import END, small_front_end, small_tokenizer
 

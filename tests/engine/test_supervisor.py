@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from engine.test_client import COMMAND, is_running, pid_of
 from octavo.config import EngineConfig
 from octavo.core.beams import num_candidates
 from octavo.engine.client import ProcessClient
 from octavo.engine.supervisor import SupervisedClient
 from octavo.errors import CheckpointError, EngineDeadError
 from octavo.request import BeamSearchParams, EngineRequest, FinishReason
+from support.engine_processes import COMMAND, is_running, pid_of
 from support.fake_runner import Answer, expected_answer, make_engine, make_request, run_to_end
 from support.faults import EVERY_TIME, Fault, write_faults
 

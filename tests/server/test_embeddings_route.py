@@ -180,6 +180,18 @@ async def test_they_count_in_the_metrics(server):
     assert figures["vllm:time_to_first_token_seconds_count"] == figures["vllm:request_params_max_tokens_count"] == 0
 
 
+async def test_what_was_cached_counts_too(server):
+    server.engine.num_cached_tokens = 2
+    await vectors(server, input=[[5, 6, 7], [8, 9, 10, 11]])
+    lines = (await server.http.get("/metrics")).text.splitlines()
+    sources = {
+        line.partition('source="')[2].partition('"')[0]: float(line.split()[-1])
+        for line in lines
+        if line.startswith("vllm:prompt_tokens_by_source_total")
+    }
+    assert sources == {"local_compute": 3.0, "local_cache_hit": 4.0, "external_kv_transfer": 0.0}
+
+
 async def test_asyncllm_gives_one_output(server):
     outputs = [output async for output in server.llm.encode([5, 6])]
     (output,) = outputs

@@ -32,7 +32,7 @@ def server() -> Iterator[ServerProcess]:
     server.wait_until_ready()
     yield server
     assert server.complete(prompt=[5, 6], max_tokens=2, seed=1)["choices"][0]["text"] == " one two"
-    wait_until_idle(server)
+    server.wait_until_idle()
     server.close()
 
 
@@ -42,13 +42,6 @@ def unharmed(server: ServerProcess) -> Iterator[None]:
     yield
     assert statuses(say(server, LAST)) == [200]
     assert "Traceback" not in server.log and "ERROR" not in server.log
-
-
-def wait_until_idle(server: ServerProcess) -> None:
-    deadline = time.monotonic() + 10
-    while server.metric("num_requests_running") + server.metric("num_requests_waiting"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def connect(server: ServerProcess) -> socket.socket:

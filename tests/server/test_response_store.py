@@ -71,8 +71,15 @@ def test_text_is_bounded_too():
         store.add(str(i), {"id": i}, say("x" * 100), None, None)
         assert 0 < store.num_bytes <= 1_000
     assert str(49) in store and "0" not in store
+
+
+def test_one_that_cannot_be_kept_drives_nobody_out():
+    store = ResponseStore(100, 1_000)
+    store.add("1", {}, say("x" * 300), None, None)
+    before = store.num_bytes
     store.add("large", {}, say("x" * 2_000), None, None)
-    assert "large" not in store and store.num_bytes == 0
+    store.add("large with its conversation", {}, say("x" * 600), turn_of(store, "1"), None)
+    assert "1" in store and len(store) == 1 and store.num_bytes == before
 
 
 def test_another_key_finds_nothing():
@@ -117,10 +124,7 @@ def test_the_books_balance_after_anything(seed):
                 stored = store._responses[response_id]
                 records += len(stored.record)
                 assert stored.turn.conversation() == conversation
-                turn: Turn | None = stored.turn
-                while turn is not None:
-                    held[id(turn)] = turn
-                    turn = turn.before
+                held |= {id(turn): turn for turn in stored.turn.chain()}
         assert store.num_bytes == records + sum(len(turn.messages) for turn in held.values())
         assert store.num_bytes <= store._max_bytes and len(store) <= store._max_responses
     for response_id in said:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.request import CompletionOutput, RequestMetrics, RequestOutput
-from octavo.server.generation import Usage
+from octavo.server.engine_call import Usage
 from octavo.server.timings import Timings
 
 PATH = "/v1/completions"

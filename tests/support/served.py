@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,14 @@ class ServerProcess:
     def metric(self, name: str) -> float:
         text = httpx.get(f"{self.url}/metrics").text
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"vllm:{name}{{")))
+
+    def wait_until_idle(self) -> None:
+        """No request runs or waits, and no block is held."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        deadline = time.monotonic() + 10
+        while any(map(self.metric, names)):
+            assert time.monotonic() < deadline, httpx.get(f"{self.url}/metrics").text
+            time.sleep(0.02)
 
     def children(self) -> list[int]:
         """Its engine's process, and the one that stands by; the largest, which is the engine, first."""

@@ -144,15 +144,16 @@ class ProcessClient:
         Raises EngineDeadError."""
         if self._process is not None:
             self._socket.close()
-        self._socket, engine_stdin = socket.socketpair()
-        with engine_stdin:
-            # Its stdout is our stderr: a library that prints must not get into a program's output. A process group of
-            # its own: Ctrl-C in a terminal is for us, and we decide what becomes of the engine.
-            try:
+        try:
+            self._socket, engine_stdin = socket.socketpair()
+            with engine_stdin, contextlib.ExitStack() as failed:
+                failed.callback(self._socket.close)
+                # Its stdout is our stderr: a library that prints must not get into a program's output. A process group
+                # of its own: Ctrl-C in a terminal is for us, and we decide what becomes of the engine.
                 self._process = subprocess.Popen(self._command, stdin=engine_stdin.fileno(), stdout=2, process_group=0)
-            except OSError as error:
-                self._socket.close()
-                raise EngineDeadError(f"no process can be started for the engine ({error})") from error
+                failed.pop_all()
+        except OSError as error:  # also where no descriptor is left
+            raise EngineDeadError(f"no process can be started for the engine ({error})") from error
 
     def launch(self) -> None:
         """Begin to start: the engine loads while the caller does something else. `start` does it if nobody has. Raises

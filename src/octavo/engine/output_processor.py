@@ -258,6 +258,13 @@ class StepNews:
     times_to_first_token: list[float] = field(default_factory=list)  # seconds
     inter_token_latencies: list[float] = field(default_factory=list)  # seconds
 
+    def count_prompt(self, sample: SampleState, delta: TokenDelta) -> None:
+        """Once for all samples of a request. `delta`: news with the counts."""
+        if sample.source.sample_index == 0:
+            num_prompt_tokens = len(sample.source.prompt_token_ids)
+            self.num_prompt_tokens += num_prompt_tokens
+            self.num_cached_tokens += min(delta.num_cached_tokens, num_prompt_tokens)
+
 
 class OutputProcessor:
     """The live requests, by the engine's request ids."""
@@ -305,7 +312,7 @@ class OutputProcessor:
             news.finished.append(sample)
             if sample.last_token_time is None and sample.finish_reason is not FinishReason.ERROR:
                 sample.request.embedding = delta.embedding
-                news.num_prompt_tokens += len(sample.source.prompt_token_ids)  # all that was wanted
+                news.count_prompt(sample, delta)  # all that was wanted
 
     def abort(self, request: RequestState) -> StepNews:
         """End what still lives of a request. Its `to_abort` goes to the engine."""
@@ -379,10 +386,7 @@ class OutputProcessor:
             sample.request.note_progress(delta, now)
             metrics = sample.request.metrics
             metrics.first_token_time = metrics.first_token_time or now
-            if sample.source.sample_index == 0:
-                num_prompt_tokens = len(sample.source.prompt_token_ids)
-                news.num_prompt_tokens += num_prompt_tokens
-                news.num_cached_tokens += min(delta.num_cached_tokens, num_prompt_tokens)
+            news.count_prompt(sample, delta)
             news.times_to_first_token.append(max(0.0, now - sample.source.arrival_time))
         else:
             news.inter_token_latencies.append(max(0.0, now - sample.last_token_time))

@@ -98,5 +98,4 @@ def as_embedding_output(output: RequestOutput) -> EmbeddingRequestOutput:
         outputs=EmbeddingOutput(array("f", output.embedding).tolist()),
         prompt_token_ids=output.prompt_token_ids,
         num_cached_tokens=output.num_cached_tokens,
-        metrics=output.metrics,
     )

@@ -28,8 +28,6 @@ MAX_HEAD_BYTES = 64 * 1024  # request line and headers; common proxies allow 8 t
 # Beyond the kernel's buffers: enough to send head and body, or the last events of a stream, at once, and else nothing
 # that a client does not read.
 WRITE_BUFFER_BYTES = 4096
-
-
 MAX_PIPELINED = 64  # requests behind the one that is answered; each costs some 4 KiB before it runs
 
 

@@ -5,26 +5,26 @@ Owns the shape of the answer. Each input is a request of its own to the engine; 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from array import array
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError
-from octavo.pooling import EmbeddingRequestOutput, PoolingParams
+from octavo.pooling import PoolingParams
+from octavo.request import RequestOutput
+from octavo.server.engine_call import EngineCall
 from octavo.server.errors import AbortedError
 from octavo.server.exchange import json_response, read
-from octavo.server.front import LiveCall, engine_request_ids
-from octavo.server.generation import Usage, renamed
+from octavo.server.generation import renamed
 from octavo.server.messages import chat_prompt
 from octavo.server.prompts import read_prompts
 from octavo.server.protocol_embeddings import EmbeddingsRequest
-from octavo.server.request_log import logged
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -43,9 +43,11 @@ async def create(front: Front, request: Request) -> Response:
     )
     prompts = await _prompts(front, asked)
     front.admit(asked.priority, sum(map(len, prompts)))
-    work = _embed_all(front, asked, prompts, params, request.scope)
-    outputs = await front.attend(work, request.receive)
-    return json_response(_answer(asked, model, outputs))
+    call = EmbeddingsCall(
+        front=front, asked=asked, scope=request.scope, model=model, prompts=prompts, params=params, user=asked.user
+    )
+    embeddings = await front.attend(_embeddings(call), request.receive)
+    return json_response(_answer(call, embeddings, asked.encoding_format))
 
 
 async def _prompts(front: Front, asked: EmbeddingsRequest) -> list[list[int]]:
@@ -58,57 +60,42 @@ async def _prompts(front: Front, asked: EmbeddingsRequest) -> list[list[int]]:
     return [prompt.token_ids for prompt in prompts]
 
 
-async def _embed_all(
-    front: Front, asked: EmbeddingsRequest, prompts: list[list[int]], params: PoolingParams, scope: Scope
-) -> list[EmbeddingRequestOutput]:
-    """In the order of the prompts. Where one fails or nobody waits any more, all the others are aborted."""
-    key_name = scope.get("octavo.key_name")
-    wanted = asked.request_id or scope.get("octavo.request_id")
-    fields: dict[str, Any] = {
-        "priority": asked.priority,
-        "cache_salt": asked.cache_salt,
-        "user": asked.user or key_name,
-    }
-    names = ["input"] if len(prompts) == 1 else [f"input[{index}]" for index in range(len(prompts))]
-
-    async def embed(index: int, request_id: str) -> EmbeddingRequestOutput:
-        with renamed(prompt=names[index]):
-            outputs = front.llm.encode(prompts[index], params, request_id, **fields)
-            if front.tracer is not None:
-                outputs = front.tracer.follow(outputs, scope, request_id, params)
-            async with aclosing(outputs):
+@dataclass(slots=True, kw_only=True)
+class EmbeddingsCall(EngineCall[PoolingParams]):
+    async def _outputs_of(self, prompt_index: int, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        name = "input" if len(self.prompts) == 1 else f"input[{prompt_index}]"
+        prompt = self.prompts[prompt_index]
+        with renamed(prompt=name):
+            request = self.front.llm.encode_bytes(prompt, self.params, request_id, **self._engine_fields)
+            async with aclosing(request) as outputs:
                 async for output in outputs:
-                    return output
-        raise AbortedError("the request was aborted")
-
-    call = LiveCall(wanted=wanted, num_prompts=len(prompts), key_name=key_name)
-    with front.call_id("embd-", call) as call_id, logged(front, scope, call_id, prompts, params, Usage()):
-        tasks = [
-            asyncio.create_task(embed(index, request_id))
-            for index, request_id in enumerate(engine_request_ids(call_id, len(prompts)))
-        ]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                    yield output
 
 
-def _answer(asked: EmbeddingsRequest, model: str, outputs: list[EmbeddingRequestOutput]) -> dict[str, Any]:
-    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+async def _embeddings(call: EmbeddingsCall) -> list[bytes]:
+    """Of each prompt, float32. Where one fails or nobody waits any more, all the others are aborted."""
+    found: dict[int, bytes] = {}  # by prompt
+    with call.open("embd-"):
+        async with aclosing(call.outputs()) as outputs:
+            async for prompt_index, output in outputs:
+                if output.embedding is None:
+                    raise AbortedError("the request was aborted")
+                found[prompt_index] = output.embedding
+    return [found[prompt_index] for prompt_index in range(len(call.prompts))]
+
+
+def _answer(call: EmbeddingsCall, embeddings: list[bytes], encoding_format: str) -> dict[str, Any]:
+    num_tokens = call.usage.prompt_tokens
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": _encoded(output.outputs.embedding, asked)}
-            for index, output in enumerate(outputs)
+            {"object": "embedding", "index": index, "embedding": _encoded(embedding, encoding_format)}
+            for index, embedding in enumerate(embeddings)
         ],
-        "model": model,
+        "model": call.model,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
 
 
-def _encoded(embedding: list[float], asked: EmbeddingsRequest) -> list[float] | str:
-    if asked.encoding_format == "float":
-        return embedding
-    return base64.b64encode(array("f", embedding).tobytes()).decode()  # little-endian, as all that octavo runs on
+def _encoded(embedding: bytes, encoding_format: str) -> list[float] | str:
+    return array("f", embedding).tolist() if encoding_format == "float" else base64.b64encode(embedding).decode()

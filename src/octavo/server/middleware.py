@@ -60,12 +60,12 @@ class RequestId:
 
         if is_too_long:
             message = f"X-Request-Id is {len(wanted)} characters long; it must be at most {MAX_ID_LENGTH}"
-            await refuse(InvalidRequestError(message, param="X-Request-Id"), scope, receive, send_with_id)
+            await send_error(InvalidRequestError(message, param="X-Request-Id"), scope, receive, send_with_id)
             return
         await self.app(scope, receive, send_with_id)
 
 
-async def refuse(error: OctavoError, scope: Scope, receive: Receive, send: Send) -> None:
+async def send_error(error: OctavoError, scope: Scope, receive: Receive, send: Send) -> None:
     log_failure(scope, error)
     await error_response(error, scope)(scope, receive, send)
 
@@ -92,7 +92,7 @@ class ApiKey:
             or_so = " or 'x-api-key: KEY'" if speaks_anthropic(scope["path"]) else ""
             allowed = f"'Authorization: Bearer KEY'{or_so}"
             error = AuthenticationError(f"the API key is missing or wrong; send it as {allowed}")
-            await refuse(error, scope, receive, send)
+            await send_error(error, scope, receive, send)
 
     def _key_name(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)

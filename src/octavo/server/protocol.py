@@ -102,20 +102,26 @@ class StreamOptions(Record):
 
 
 @dataclass(kw_only=True)
-class CallFields(Record):
+class EngineFields(Record):
+    """What all routes have in common whose prompts go to the engine."""
+
+    model: str | None = wire(string)
+    request_id: str | None = wire(short_string(MAX_ID_LENGTH))
+    priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
+    cache_salt: str | None = wire(string)
+
+
+@dataclass(kw_only=True)
+class CallFields(EngineFields):
     """What all routes that generate have in common.
 
     `timings` is octavo's own: how long the phases of the call took. `return_progress` is llama.cpp's: a stream tells
     how far the prompt is (`prompt_progress`), whenever more of it has been computed.
     """
 
-    model: str | None = wire(string)
     stream: bool = wire(boolean, False)
     timings: bool = wire(boolean, False)
     return_progress: bool = wire(boolean, False)
-    request_id: str | None = wire(short_string(MAX_ID_LENGTH))
-    priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
-    cache_salt: str | None = wire(string)
     sampling: dict[str, Any] = field(default_factory=dict)
 
 

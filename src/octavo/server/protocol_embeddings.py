@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from octavo.server.fields import anything, boolean, integer, one_of, short_string, string, wire
-from octavo.server.protocol import MAX_ID_LENGTH, TemplateFields
+from octavo.server.fields import anything, boolean, one_of, string, wire
+from octavo.server.protocol import EngineFields, TemplateFields
 
 
 @dataclass(kw_only=True)
-class EmbeddingsRequest(TemplateFields):
+class EmbeddingsRequest(TemplateFields, EngineFields):
     """POST /v1/embeddings: `input`, or the `messages` of one conversation. `add_special_tokens` is on for an input, off
     for messages. `pooling_type` is octavo's own: which hidden states an embedding is made of, "last" or "mean"."""
 
@@ -27,7 +27,6 @@ class EmbeddingsRequest(TemplateFields):
     input: str | list[int] | list[str] | list[list[int]] | None = wire(anything)
     add_generation_prompt: bool = wire(boolean, False)
     add_special_tokens: bool | None = wire(boolean)
-    model: str | None = wire(string)
     user: str | None = wire(string)
     encoding_format: Literal["float", "base64"] = wire(one_of("float", "base64"), "float")
     dimensions: Any = wire(anything)  # this and the next four: PoolingParams checks them
@@ -35,6 +34,3 @@ class EmbeddingsRequest(TemplateFields):
     use_activation: Any = wire(anything)
     pooling_type: Any = wire(anything)
     truncate_prompt_tokens: Any = wire(anything)
-    request_id: str | None = wire(short_string(MAX_ID_LENGTH))
-    priority: int = wire(integer(-(2**31), 2**31 - 1), 0)
-    cache_salt: str | None = wire(string)

@@ -13,45 +13,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from starlette.types import Scope
+from octavo.pooling import PoolingParams
+from octavo.request import SamplingParams
 
-    from octavo.pooling import PoolingParams
-    from octavo.request import SamplingParams
-    from octavo.server.front import Front
-    from octavo.server.generation import Usage
+if TYPE_CHECKING:
+    from octavo.server.engine_call import EngineCall
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def logged(
-    front: Front,
-    scope: Scope,
-    call_id: str,
-    prompts: list[list[int]],
-    params: SamplingParams | PoolingParams,
-    usage: Usage,
-) -> Iterator[None]:
-    """While the call is open. `usage` has its counts at the end."""
-    request_id = scope.get("octavo.request_id")
+def logged(call: EngineCall[Any]) -> Iterator[None]:
+    """While the call is open, which has its id."""
+    front, request_id = call.front, call.scope.get("octavo.request_id")
     if not front.config.enable_log_requests:
         yield
         return
     about: dict[str, Any] = {"extra": {"request_id": request_id}}
-    num_tokens = sum(map(len, prompts))
-    asked = ", ".join(f"{name}={value!r}" for name, value in changed(params).items()) or "no parameters"
+    num_tokens = sum(map(len, call.prompts))
+    asked = ", ".join(f"{name}={value!r}" for name, value in changed(call.params).items())
     logger.info(
         "request %s: %s at %s, %d prompt tokens; %s",
         request_id,
-        call_id,
-        scope["path"],
+        call.call_id,
+        call.scope["path"],
         num_tokens,
-        asked,
+        asked or "all by default",
         **about,
     )
     if logger.isEnabledFor(logging.DEBUG):
-        for prompt in prompts:
+        for prompt in call.prompts:
             text = front.llm.tokenizer.decode(prompt, skip_special_tokens=False)
             logger.debug("request %s: prompt %r", request_id, text[: front.config.max_log_len], **about)
     start = time.monotonic()
@@ -62,7 +53,7 @@ def logged(
     finally:
         seconds = time.monotonic() - start
         logger.info(
-            "request %s: %s after %.3f s, %d tokens", request_id, how, seconds, usage.completion_tokens, **about
+            "request %s: %s after %.3f s, %d tokens", request_id, how, seconds, call.usage.completion_tokens, **about
         )
 
 

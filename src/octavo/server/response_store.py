@@ -13,6 +13,7 @@ shared and counted: one lives as long as a kept response ends with it, or with a
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +32,15 @@ class Turn:
 
     def conversation(self) -> Messages:
         """The messages of all turns up to this one."""
-        turns, turn = [], self
-        while turn.before is not None:
-            turns.append(turn)
+        turns = reversed(list(self.chain()))
+        return [message for turn in turns for message in msgspec.json.decode(turn.messages)]
+
+    def chain(self) -> Iterator[Turn]:
+        """This turn, and all before it, the first one last."""
+        turn: Turn | None = self
+        while turn is not None:
+            yield turn
             turn = turn.before
-        return [message for each in (turn, *reversed(turns)) for message in msgspec.json.decode(each.messages)]
 
 
 @dataclass(slots=True)
@@ -46,7 +51,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """At most `max_responses`, and of their texts `max_bytes`. One that alone is larger is not kept."""
+    """At most `max_responses`, and of their texts `max_bytes`. One that is larger, with its conversation, is not kept,
+    and nothing makes room for it."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self.num_bytes = 0
@@ -66,7 +72,10 @@ class ResponseStore:
         """Keep a response that added `messages` to what was `before`; no other may have its id."""
         assert response_id not in self._responses, response_id
         turn = Turn(msgspec.json.encode(messages), before)
-        stored = self._responses[response_id] = StoredResponse(msgspec.json.encode(record), turn, key_name)
+        stored = StoredResponse(msgspec.json.encode(record), turn, key_name)
+        if len(stored.record) + sum(len(each.messages) for each in turn.chain()) > self._max_bytes:
+            return
+        self._responses[response_id] = stored
         self.num_bytes += len(stored.record)
         self._hold(turn)
         while len(self._responses) > self._max_responses or self.num_bytes > self._max_bytes:
@@ -93,19 +102,16 @@ class ResponseStore:
     def _let_go(self, response_id: str) -> None:
         stored = self._responses.pop(response_id)
         self.num_bytes -= len(stored.record)
-        turn: Turn | None = stored.turn
-        while turn is not None:
+        for turn in stored.turn.chain():
             turn.num_holders -= 1
             if turn.num_holders:
                 return
             self.num_bytes -= len(turn.messages)
-            turn = turn.before
 
-    def _hold(self, turn: Turn | None) -> None:
+    def _hold(self, last: Turn) -> None:
         """What was before may have been let go while the response was made: then it is held again."""
-        while turn is not None:
+        for turn in last.chain():
             turn.num_holders += 1
             if turn.num_holders > 1:
                 return
             self.num_bytes += len(turn.messages)
-            turn = turn.before

@@ -8,7 +8,7 @@ from octavo.request import RequestMetrics, RequestOutput
 from octavo.server import answers
 
 if TYPE_CHECKING:
-    from octavo.server.generation import Usage
+    from octavo.server.engine_call import Usage
 
 
 class Timings:

@@ -21,12 +21,12 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from octavo import __version__
 from octavo.errors import ConfigError, InvalidRequestError, OctavoError
-from octavo.pooling import EmbeddingRequestOutput, PoolingParams
+from octavo.pooling import PoolingParams
 from octavo.request import RequestMetrics, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 CLOSE_SECONDS = 3.0  # for what is still to be sent when the server ends
 
-Output = TypeVar("Output", RequestOutput, EmbeddingRequestOutput)
 Interval = tuple[str, float, float]  # name, begin, end: time.time(), seconds
 
 
@@ -80,11 +79,11 @@ class Tracer:
 
     async def follow(
         self,
-        outputs: AsyncGenerator[Output, None],
+        outputs: AsyncGenerator[RequestOutput, None],
         scope: Scope,
         request_id: str,
         params: SamplingParams | PoolingParams,
-    ) -> AsyncGenerator[Output, None]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """The same outputs; and when they end, however that is, a span. A request that is refused has none."""
         span = RequestSpan(request_id, params)
         is_refused = False
@@ -93,7 +92,7 @@ class Tracer:
                 async for output in outputs:
                     span.count(output)
                     yield output
-        except InvalidRequestError:  # too long, say, which only the engine's side knows
+        except InvalidRequestError:  # too long, say, which is seen on the way to the engine
             is_refused = True
             raise
         except Exception as error:
@@ -146,13 +145,10 @@ class RequestSpan:
         self._seed: int | None = None
         self._finish_reasons: dict[int, str] = {}  # by sample
 
-    def count(self, output: RequestOutput | EmbeddingRequestOutput) -> None:
-        self._metrics = output.metrics
+    def count(self, output: RequestOutput) -> None:
+        self._metrics, self._seed = output.metrics, output.seed
         self._num_prompt_tokens = len(output.prompt_token_ids)
         self._num_cached_tokens = output.num_cached_tokens
-        if isinstance(output, EmbeddingRequestOutput):
-            return
-        self._seed = output.seed
         for sample in output.outputs:
             self._num_completion_tokens += len(sample.token_ids)
             if sample.finish_reason is not None:
@@ -183,12 +179,14 @@ class RequestSpan:
 
     def attributes(self) -> dict[str, Any]:
         seconds = {name: end - begin for name, begin, end in self.phases()}
+        num_samples = 1 if isinstance(self._params, PoolingParams) else self._params.n
         found = {
             "gen_ai.request.id": self._request_id,
+            **self._asked(),
             "gen_ai.usage.prompt_tokens": self._num_prompt_tokens,
             "gen_ai.usage.completion_tokens": self._num_completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": self._num_cached_tokens,
-            **({} if isinstance(self._params, PoolingParams) else self._sampling(self._params)),
+            "gen_ai.response.finish_reasons": [self._finish_reasons.get(i, "abort") for i in range(num_samples)],
             "gen_ai.latency.e2e": self.end - self.begin,
             "gen_ai.latency.time_in_queue": seconds["queue"],
             "gen_ai.latency.time_in_model_prefill": seconds.get("prefill"),
@@ -203,15 +201,15 @@ class RequestSpan:
             found |= {"error.type": error_type(self.failure), "gen_ai.response.finish_reasons": ["error"]}
         return {name: value for name, value in found.items() if value is not None}
 
-    def _sampling(self, params: SamplingParams) -> dict[str, Any]:
-        """What an embedding does not have."""
+    def _asked(self) -> dict[str, Any]:
+        if isinstance(self._params, PoolingParams):
+            return {"gen_ai.operation.name": "embeddings"}
         return {
-            "gen_ai.request.n": params.n,
-            "gen_ai.request.max_tokens": params.max_tokens,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.n": self._params.n,
+            "gen_ai.request.max_tokens": self._params.max_tokens,
+            "gen_ai.request.temperature": self._params.temperature,
+            "gen_ai.request.top_p": self._params.top_p,
             "gen_ai.request.seed": self._seed,
-            "gen_ai.response.finish_reasons": [self._finish_reasons.get(i, "abort") for i in range(params.n)],
         }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.bench.common import add_count_options, parse_args
-from octavo.cli.bench.outcomes import TIMES, Outcome, parse_objectives, show, sum_up
+from octavo.cli.bench.outcomes import OBJECTIVES, TIMES, Outcome, parse_objectives, show, sum_up
 from octavo.cli.bench.report import write_json
 from octavo.cli.bench.workload import DATASETS, Job, arrival_times, bodies, jobs_of_file, random_jobs
 from octavo.cli.client import Client
@@ -80,8 +80,8 @@ def _parser() -> Parser:
     _add_load(parser)
     _add_dataset(parser)
     group = parser.add_argument_group("figures")
-    text = f"count the answers that meet these, in milliseconds: {', '.join(f'{name}:X' for name in ('ttft', 'tpot'))}"
-    group.add_argument("--goodput", nargs="+", default=[], metavar="NAME:X", help=f"{text}, e2el:X")
+    text = f"count the answers that meet these, in milliseconds: {', '.join(f'{name}:X' for name in OBJECTIVES)}"
+    group.add_argument("--goodput", nargs="+", default=[], metavar="NAME:X", help=text)
     text = f"which times to show (default: all, {','.join(TIMES)})"
     group.add_argument("--percentile-metrics", type=_times, default=tuple(TIMES), metavar="NAME,…", help=text)
     text = "percentiles to compute (default: 99)"
