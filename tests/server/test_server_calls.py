@@ -279,3 +279,36 @@ async def test_a_long_prompt_is_tokenized_beside_the_event_loop(serve):
     assert response.status_code == 200, response.text
     answer = response.json()
     assert answer["usage"]["prompt_tokens"] == len(server.tokenizer.encode(prompt))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"prompt": [5] * 4}),
+        (PATH, {"prompt": [[5] * 2, [6] * 2]}),
+        ("/v1/embeddings", {"input": [[5] * 2, [6] * 2]}),
+    ],
+)
+async def test_a_burst_does_not_pass_the_bounds(serve, path, body):
+    """Calls that come in the same turn of the event loop know of each other: 4 tokens each, and 10 may wait."""
+    server = await serve(max_num_queued_tokens=10)
+    server.engine.hold()
+    calls = [asyncio.create_task(server.post(path, **body)) for _ in range(8)]
+    await until(lambda: sum(call.done() for call in calls) == 6)
+    assert [call.result().status_code for call in calls if call.done()] == [503] * 6
+    assert server.llm.num_unanswered_tokens == 8 and server.front.coming.num_tokens == 0
+    server.engine.release()
+    await asyncio.gather(*calls)
+    assert server.front.coming.num_requests == 0
+
+
+async def test_a_burst_of_requests_does_not_pass_the_bound(serve):
+    server = await serve(max_num_queued_reqs=3, engine_options={"max_num_seqs": 2})
+    server.engine.hold()
+    calls = [asyncio.create_task(server.post(PATH, prompt="a", n=n)) for n in (1, 2, 1, 1, 1)]
+    await until(lambda: server.llm.num_unfinished > 0)
+    await until(lambda: any(call.done() for call in calls))
+    # Two get seats, and two calls fill the places of those that wait.
+    assert server.llm.num_unfinished == 5
+    server.engine.release()
+    assert sorted(call.result().status_code for call in (await asyncio.wait(calls))[0]) == [200, 200, 200, 200, 503]

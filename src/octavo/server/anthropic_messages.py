@@ -44,7 +44,6 @@ async def create(front: Front, request: Request) -> Response:
     model = front.check_model(asked.model)
     params = _params(front, asked)
     prompt = await _prompt(front, asked)
-    front.admit(asked.priority, len(prompt))
     user = None if asked.metadata is None else asked.metadata.user_id
     answer = _Answer(
         Call(front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=user)

@@ -36,7 +36,6 @@ async def create(front: Front, request: Request) -> Response:
     params = _params(front, asked)
     prompt = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens)
     beams = beam_search_params(asked, params, front.llm.info.max_model_len - len(prompt))
-    front.admit(asked.priority, len(prompt))
     answer = _Answer(front, asked, model, prompt, params, beams, request.scope)
     return await respond(front, request, answer, stream=asked.stream)
 

@@ -40,7 +40,6 @@ async def create(front: Front, request: Request) -> Response:
         refuse("n", params.n, f"at most {MAX_CHOICES // len(prompts)} for {len(prompts)} prompts")
     room = front.llm.info.max_model_len - max(len(prompt.token_ids) for prompt in prompts)
     beams = beam_search_params(asked, params, room)
-    front.admit(asked.priority, sum(len(each.token_ids) for each in prompts))
     answer = _Answer(front, asked, model, prompts, params, beams, request.scope)
     return await respond(front, request, answer, stream=asked.stream)
 

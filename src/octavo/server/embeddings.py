@@ -42,7 +42,6 @@ async def create(front: Front, request: Request) -> Response:
         truncate_prompt_tokens=asked.truncate_prompt_tokens,
     )
     prompts = await _prompts(front, asked)
-    front.admit(asked.priority, sum(map(len, prompts)))
     call = EmbeddingsCall(
         front=front, asked=asked, scope=request.scope, model=model, prompts=prompts, params=params, user=asked.user
     )

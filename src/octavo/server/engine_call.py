@@ -7,7 +7,7 @@ subclasses decide (generation.py, embeddings.py). Knows neither the shape of an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -69,18 +69,40 @@ class EngineCall(Generic[P]):
     params: P
     user: str | None = None  # whom a fair share counts it to; None: to the key's holder
     call_id: str = ""  # while it is open
+    coming: set[int] = field(default_factory=set)  # prompts that were admitted, and are not on their way yet
     usage: Usage = field(default_factory=Usage)
 
     @contextmanager
     def open(self, prefix: str) -> Iterator[None]:
-        """While it is open it has an id, under which others can abort it."""
+        """While it is open it has an id, under which others can abort it. Raises what `Front.admit` does."""
+        self.front.admit(self.asked.priority, sum(map(len, self.prompts)))
         live = LiveCall(
             wanted=self.asked.request_id or self.scope.get("octavo.request_id"),
             num_prompts=len(self.prompts),
             key_name=self.scope.get("octavo.key_name"),
         )
-        with self.front.call_id(prefix, live) as self.call_id, logged(self):
-            yield
+        self._expect(range(len(self.prompts)))
+        try:
+            with self.front.call_id(prefix, live) as self.call_id, logged(self):
+                yield
+        finally:
+            self._expect_no_more(tuple(self.coming))
+
+    def _expect(self, prompts: Iterable[int]) -> None:
+        """Whoever asks to be admitted beside this call has to know of them already."""
+        for prompt in prompts:
+            self.coming.add(prompt)
+            self.front.coming.add(self.num_samples, len(self.prompts[prompt]))
+
+    def _expect_no_more(self, prompts: Iterable[int]) -> None:
+        for prompt in prompts:
+            self.coming.remove(prompt)
+            self.front.coming.add(-self.num_samples, -len(self.prompts[prompt]))
+
+    @property
+    def num_samples(self) -> int:
+        """Of each prompt."""
+        return 1
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(index of the prompt, output), as they come. Closing the generator aborts all that still runs."""
@@ -123,6 +145,7 @@ class EngineCall(Generic[P]):
             await queue.put((index, None))
 
     def _request(self, prompt_index: int) -> AsyncGenerator[RequestOutput, None]:
+        self._expect_no_more((prompt_index,))  # from here to its registration, nobody else has a turn
         request_id = engine_request_ids(self.call_id, len(self.prompts))[prompt_index]
         outputs = self._outputs_of(prompt_index, request_id)
         tracer = self.front.tracer

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class Coming:
+    """Requests of calls that were admitted, as long as the engine's side does not know of them."""
+
+    num_requests: int = 0
+    num_tokens: int = 0  # of their prompts
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+
+
 @dataclass(slots=True, kw_only=True)
 class LiveCall:
     """A call that has an id. `key_name` is whose it is, where the server has keys."""
@@ -55,6 +67,7 @@ class Front:
             self.responses = ResponseStore(config.responses_store_size, config.responses_store_bytes)
         endpoint = config.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint, self.model_names[0])
+        self.coming = Coming()
         self._calls: dict[str, LiveCall] = {}  # by their ids
         self._work: set[asyncio.Future[Any]] = set()
         self._stopped = False
@@ -82,7 +95,8 @@ class Front:
             self.llm.metrics.count_rejection("max_num_queued_reqs")
             raise QueueFullError(f"{limit} requests are already waiting (--max-num-queued-reqs)")
         limit = self.config.max_num_queued_tokens
-        if limit is not None and (waiting := self.llm.num_unanswered_tokens) and waiting + num_tokens > limit:
+        waiting = 0 if limit is None else self.llm.num_unanswered_tokens + self.coming.num_tokens
+        if limit is not None and waiting and waiting + num_tokens > limit:
             self.llm.metrics.count_rejection("max_num_queued_tokens")
             raise QueueFullError(
                 f"{waiting} prompt tokens are already waiting, and this call has {num_tokens}; "
@@ -92,7 +106,7 @@ class Front:
     def _num_waiting(self) -> int:
         """Waiting requests after the last step, and those on their way to the engine that will not run at once."""
         stats = self.llm.stats
-        unseen = self.llm.num_unfinished - stats.num_running - stats.num_waiting
+        unseen = self.llm.num_unfinished + self.coming.num_requests - stats.num_running - stats.num_waiting
         free = self.llm.config.max_num_seqs - stats.num_running
         return stats.num_waiting + max(0, unseen - free)
 

@@ -79,6 +79,10 @@ class Call(EngineCall[SamplingParams]):
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     timings: Timings = field(default_factory=Timings)
 
+    @property
+    def num_samples(self) -> int:
+        return self.params.n
+
     def closing_extras(self, asked: GenerationFields) -> dict[str, Any]:
         """What a stream's last chunk, which has no choices, is to tell; none is sent where that is nothing."""
         extras: dict[str, Any] = {}
@@ -88,7 +92,7 @@ class Call(EngineCall[SamplingParams]):
 
     def timings_extra(self) -> dict[str, Any]:
         """`timings`, for those who asked."""
-        num_samples = len(self.prompts) * self.params.n
+        num_samples = len(self.prompts) * self.num_samples
         return {"timings": self.timings.record(self.usage, num_samples)} if self.asked.timings else {}
 
     def progress_extra(self, prompt_index: int, progress: PromptProgress) -> dict[str, Any]:

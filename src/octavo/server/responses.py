@@ -50,7 +50,6 @@ async def create(front: Front, request: Request) -> Response:
     memory = _Memory.of(front, asked, given, request.scope.get("octavo.key_name"))
     messages = with_instructions(asked.instructions, memory.conversation)
     prompt = await template_prompt(front, messages, _template_variables(asked))
-    front.admit(asked.priority, len(prompt))
     call = Call(
         front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=asked.user
     )
