@@ -19,11 +19,11 @@ import socket
 import subprocess
 import sys
 import time
-from functools import partial
 from typing import Any
 
 TEXT = "The lighthouse keeper wrote down the wind, the sea and the hour, as he did each night, and put the pen away.\n"
 SETTLE_SECONDS = 2.0
+ENGINE_ROLE = "--engine"  # the first argument of the stand-in's process; what follows is the server's
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -87,13 +87,10 @@ def run_engine() -> int:
 
 def run_server(model: str, port: int, profile: str | None) -> int:
     """`octavo serve` with the stand-in."""
-    import octavo.engine.supervisor as supervisor
     from octavo.cli.main import main
-    from octavo.engine.client import ProcessClient
+    from octavo.engine import client
 
-    command = (sys.executable, __file__, "--role", "engine", "")
-    make_client = partial(ProcessClient, command=command)
-    supervisor.SupervisedClient = partial(supervisor.SupervisedClient, make_client=make_client)  # type: ignore[misc, assignment]
+    client.ENGINE_COMMAND = (sys.executable, __file__, ENGINE_ROLE)
     serve = ["serve", model, "--port", str(port)]
     if profile is None:
         return main(serve)
@@ -196,12 +193,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--endpoint", choices=("completions", "chat"), default="chat")
     parser.add_argument("--profile", metavar="FILE", help="cProfile's figures of the API process (they slow it down)")
-    parser.add_argument("--role", choices=("engine", "server", "reader"), help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("server", "reader"), help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    if sys.argv[1:2] == [ENGINE_ROLE]:
+        return run_engine()
     args = parser.parse_args()
     match args.role:
-        case "engine":
-            return run_engine()
         case "server":
             return run_server(args.model, args.port, args.profile)
         case "reader":
