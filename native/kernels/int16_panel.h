@@ -5,12 +5,15 @@
 
 #include "kernels/int16_rows.h"
 #include "kernels/panel_kernel.h"
+#ifdef __AMX_INT8__
+#include "tiles/amx.h"
+#endif
 
 namespace octavo {
 
 #ifdef __AMX_INT8__
 
-// As PanelKernel<BFloat16Tile>: sixteen rows of two planes fill the tiles. Integer sums stay in the cache between
+// As AmxPanelKernel: sixteen rows of two planes fill the tiles. Integer sums stay in the cache between
 // chunks.
 struct Int16Panel {
   static constexpr int64_t kRows = kAmxRows / Int16Tile::kPlanes;

@@ -1,9 +1,9 @@
 // linear: the blocking around the multiply tiles. Threads share the panels (columns of the output) or the rows, never
 // K.
+#include "kernels/amx_panel.h"
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int16.h"
 #include "kernels/linear_int8.h"
-#include "kernels/narrow_panel.h"
 #include "kernels/panel_kernel.h"
 #include "octavo/kernels.h"
 #include "octavo/memory.h"

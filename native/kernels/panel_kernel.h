@@ -8,9 +8,6 @@
 #include "octavo/memory.h"
 #include "tiles/tile.h"
 #include "tiles/unpack.h"
-#ifdef __AMX_BF16__
-#include "tiles/amx.h"
-#endif
 
 namespace octavo {
 
@@ -118,59 +115,5 @@ struct PanelKernel {
     }
   }
 };
-
-#ifdef __AMX_BF16__
-// A tile load that misses the L1 stalls the tile unit, and nothing runs ahead of it. So a panel is taken in chunks of
-// K, 12 KB of weights, each for all blocks of rows before the next.
-template <>
-struct PanelKernel<BFloat16Tile> {
-  static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;
-  static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
-
-  template <class Done>
-  static void multiply(const RowBlocks& blocks, const PairOperand* operands, const Matrix& weight, int64_t p,
-                       float* tiles, const Done& done) {
-    using Sums = AmxAccumulators;
-    alignas(64) bf16 unpacked[kChunk * kBlockSize];
-    const int64_t depth = weight.num_steps() / kBlockSteps;
-    const bool one = blocks.num_blocks == 1;  // its sums stay in the tiles
-    for (int64_t begin = 0; begin < depth; begin += kChunk) {
-      const int64_t end = std::min(begin + kChunk, depth);
-      const bf16* weights = unpacked;
-      if (weight.has_blocks())
-        unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
-      else
-        weights = weight.panel<bf16>(p) + begin * kBlockSize;
-      for (int64_t b = 0; b < blocks.num_blocks; ++b) {
-        const int64_t height = blocks.height(b);
-        const PairOperand* block = operands + num_operands<BFloat16Tile>(blocks.begin(b), weight.columns());
-        float* tile = tiles + b * kTileSize;
-        if (begin == 0)
-          Sums::zero();
-        else if (!one)
-          Sums::load(height, tile);
-        Sums::add(height, block + begin * height * kBlockSteps, weights, end - begin,
-                  weight.has_blocks() ? Prefetch{} : plan_prefetch(weights, b, blocks.num_blocks));
-        if (!one || end == depth) Sums::store(height, tile);
-        if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
-      }
-    }
-    done(blocks.num_blocks - 1);
-  }
-
- private:
-  static constexpr int64_t kChunk = 6;  // blocks of 16 steps
-  static constexpr int64_t kBlockSize = kBlockSteps * Matrix::kPanelColumns * 2;
-
-  // What to fetch with every block of steps. One block of rows: the stream, somewhat ahead; several: the next chunk,
-  // its lines spread evenly over the blocks.
-  static Prefetch plan_prefetch(const bf16* chunk, int64_t b, int64_t num_blocks) {
-    constexpr int64_t kBytes = AmxAccumulators::kBlockBytes;
-    const char* const bytes = reinterpret_cast<const char*>(chunk);
-    if (num_blocks == 1) return {bytes + kWeightsAhead, kBytes};
-    return {bytes + kChunk * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks};
-  }
-};
-#endif
 
 }  // namespace octavo

@@ -1,0 +1,100 @@
+// One panel of bfloat16 weights times some hundred rows in AMX tiles, for bfloat16 and for narrow matrices.
+#pragma once
+
+#include "kernels/panel_kernel.h"
+#include "tiles/narrow_tile.h"
+#ifdef __AMX_BF16__
+#include "tiles/amx.h"
+
+namespace octavo {
+
+// In what the two differ. kChunk: blocks of 16 steps, 2 KB of weights each; kLongChunk where blocks of rows are few.
+template <class Tile>
+struct AmxProducts;
+
+template <>
+struct AmxProducts<BFloat16Tile> : AmxAccumulators {
+  static constexpr int kPlanes = 1;  // rows of operands for a row of activations
+  static constexpr int64_t kChunk = 6, kLongChunk = 6;
+  static constexpr bool kUnpacks = true;         // the matrix may have blocks
+  static constexpr bool kFetchesIntoL2 = false;  // the next chunk, and no nearer
+};
+
+template <>
+struct AmxProducts<NarrowTile> : NarrowTile {
+  // Few blocks of rows are soon done with a chunk, and the next is still on its way: longer ones hide more of it (64
+  // rows: four fifths of the time).
+  static constexpr int64_t kChunk = 6, kLongChunk = 12;
+  static constexpr bool kUnpacks = false, kFetchesIntoL2 = true;
+};
+
+// A tile load that misses the L1 stalls the tile unit, and nothing runs ahead of it. So a panel is taken in chunks of
+// K, each for all blocks of rows before the next.
+template <class Tile>
+struct AmxPanelKernel {
+  static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;
+  static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
+
+  template <class Done>
+  static void multiply(const RowBlocks& blocks, const PairOperand* operands, const Matrix& weight, int64_t p,
+                       float* tiles, const Done& done) {
+    using Sums = AmxAccumulators;
+    alignas(64) bf16 unpacked[Products::kUnpacks ? Products::kChunk * kBlockSize : 1];
+    const int64_t depth = weight.num_steps() / kBlockSteps;
+    const bool one = blocks.num_blocks == 1;  // its sums stay in the tiles
+    const int64_t chunk = blocks.num_blocks < kManyBlocks ? Products::kLongChunk : Products::kChunk;
+    for (int64_t begin = 0; begin < depth; begin += chunk) {
+      const int64_t end = std::min(begin + chunk, depth);
+      const bf16* weights = find_chunk(weight, p, begin, end, unpacked);
+      for (int64_t b = 0; b < blocks.num_blocks; ++b) {
+        const int64_t height = blocks.height(b);
+        const PairOperand* block = operands + num_operands<Tile>(blocks.begin(b), weight.columns());
+        float* tile = tiles + b * kTileSize;
+        if (begin == 0)
+          Sums::zero();
+        else if (!one)
+          Sums::load(height, tile);
+        Products::add(height, block + begin * Products::kPlanes * height * kBlockSteps, weights, end - begin,
+                      weight.has_blocks() ? Prefetch{} : plan_prefetch(weights, end - begin, b, blocks.num_blocks));
+        if (!one || end == depth) Sums::store(height, tile);
+        if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
+      }
+    }
+    done(blocks.num_blocks - 1);
+  }
+
+ private:
+  using Products = AmxProducts<Tile>;
+  static_assert(!Products::kUnpacks || Products::kLongChunk == Products::kChunk);
+  static constexpr int64_t kManyBlocks = 4;
+  static constexpr int64_t kBlockSize = kBlockSteps * Matrix::kPanelColumns * 2;
+
+  // The weights as the tiles read them: in place, or unpacked.
+  static const bf16* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, bf16* unpacked) {
+    if constexpr (Products::kUnpacks) {
+      if (weight.has_blocks()) {
+        unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
+        return unpacked;
+      }
+    }
+    return weight.panel<bf16>(p) + begin * kBlockSize;
+  }
+
+  // What to fetch with every block of steps. One block of rows: the stream, somewhat ahead; several: the next chunk,
+  // its lines spread evenly over the blocks.
+  static Prefetch plan_prefetch(const bf16* chunk, int64_t depth, int64_t b, int64_t num_blocks) {
+    constexpr int64_t kBytes = AmxAccumulators::kBlockBytes;
+    const char* const bytes = reinterpret_cast<const char*>(chunk);
+    if (num_blocks == 1) return {bytes + kWeightsAhead, kBytes};
+    return {bytes + depth * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks, Products::kFetchesIntoL2};
+  }
+};
+
+template <>
+struct PanelKernel<BFloat16Tile> : AmxPanelKernel<BFloat16Tile> {};
+template <>
+struct PanelKernel<NarrowTile> : AmxPanelKernel<NarrowTile> {};
+
+}  // namespace octavo
+
+#endif
