@@ -183,7 +183,8 @@ class Request:
     token_ids: array[int]  # 'i': prompt, then output
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # found in the prefix cache at first admission
+    num_cached_tokens: int = 0  # found in the prefix cache at first admission …
+    num_stored_tokens: int = 0  # … and of these, those that were on disk
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token's id; stop strings are the front end's

@@ -262,8 +262,10 @@ def store_with(*blocks: int) -> tuple[FakeStore, list[bytes]]:
 def test_blocks_in_the_store_are_loaded():
     store, hashes = store_with(0, 1)
     kv, request = make_kv(store=store), waiting("a", WAVE)
-    assert kv.lookup(request) == Prefix(stored=hashes, num_tokens=8)
-    assert admit(kv, request) == 8
+    prefix = kv.lookup(request)
+    assert prefix == Prefix(stored=hashes, num_tokens=8)
+    assert kv.admit(request, prefix, num_spare_blocks=0) == 8 == prefix.num_stored_tokens
+    request.num_computed_tokens = 8
     assert kv.take_transfers() == [LoadBlock([0] * 4, 0), LoadBlock([1] * 4, 1)]
     assert kv.lookup(waiting("probe", WAVE)).block_ids == []  # known once the step is done
     kv.publish(request)

@@ -7,7 +7,7 @@ import pytest
 from octavo.engine.engine import Engine
 from octavo.errors import InvalidRequestError, OctavoError
 from octavo.request import FinishReason
-from support.fake_runner import Answer, FakeRunner, expected_answer, make_engine, make_request, run_to_end
+from support.fake_runner import Answer, FakeRunner, FakeStore, expected_answer, make_engine, make_request, run_to_end
 
 
 def fake(engine: Engine) -> FakeRunner:
@@ -78,6 +78,21 @@ def test_a_prefix_hit_changes_only_num_cached_tokens():
         warm.take(engine.step()[0])
     assert warm == cold
     assert (engine.stats().prefix_cache_queries, engine.stats().prefix_cache_hits) == (24, 11)
+
+
+def test_what_was_on_disk_is_told_apart():
+    store, prompt = FakeStore(), list(range(1, 13))
+    engine = make_engine(store=store)
+    engine.add_request(make_request("first", prompt, max_tokens=5))
+    run_to_end(engine)
+    engine.close()
+    engine = make_engine(store=store)
+    counts = []
+    for name in ("from disk", "from the pool"):
+        engine.add_request(make_request(name, prompt, max_tokens=1))
+        (delta,) = engine.step()
+        counts.append((delta.num_cached_tokens, delta.num_stored_tokens))
+    assert counts == [(8, 8), (11, 0)]
 
 
 def test_a_reset_of_the_prefix_cache_changes_only_num_cached_tokens():

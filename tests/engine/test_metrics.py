@@ -145,11 +145,10 @@ def test_a_request_that_never_ran():
 
 def test_where_a_prompts_tokens_are_from():
     metrics = Metrics("m", INFO)
-    admitted = SchedulerStats(external_prefix_cache_hits=8)  # of the second prompt, a step before its first token
-    metrics.observe_step(StepNews(num_prompt_tokens=9, num_cached_tokens=4), SchedulerStats())
-    metrics.observe_step(StepNews(), admitted)
-    metrics.observe_step(StepNews(num_prompt_tokens=20, num_cached_tokens=12), admitted)
-    metrics.observe_step(StepNews(num_prompt_tokens=5, num_cached_tokens=4), admitted)
+    stats = SchedulerStats(external_prefix_cache_hits=80)  # also for those who have said something long ago
+    metrics.observe_step(StepNews(num_prompt_tokens=9, num_cached_tokens=4), stats)
+    metrics.observe_step(StepNews(num_prompt_tokens=20, num_cached_tokens=12, num_stored_tokens=8), stats)
+    metrics.observe_step(StepNews(num_prompt_tokens=5, num_cached_tokens=4), stats)
     assert value(metrics, "prompt_tokens_total") == 34 and value(metrics, "prompt_tokens_cached_total") == 20
     by_source = {"local_compute": 14, "local_cache_hit": 12, "external_kv_transfer": 8}
     for source, number in by_source.items():

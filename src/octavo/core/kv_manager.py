@@ -47,6 +47,7 @@ class Prefix:
     num_tokens: int = 0  # of all these
     num_in_progress: int = 0  # tokens behind them that other requests are about to compute, and that could be used …
     awaited: bytes | None = None  # … and the last block of these
+    num_stored_tokens: int = 0  # of num_tokens, those that the store gave: known when it is admitted
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ class KVManager:
             self.pool.touch(prefix.part[0])
         block_ids = array("i", cached)
         block_ids.extend(self.pool.allocate(num_new))
-        num_cached, num_loaded = self._fill(block_ids, prefix)
+        num_cached, prefix.num_stored_tokens = self._fill(block_ids, prefix)
         self._tables[request] = _Table(block_ids, num_published=len(cached))
         if self.pool.enable_prefix_caching:
             for index in range(num_cached // self.block_size, request.num_tokens // self.block_size):
@@ -167,7 +168,7 @@ class KVManager:
                 if self.pool.find(content_hash) is None:
                     self._in_progress.setdefault(content_hash, request)
             if request.num_preemptions == 0:
-                self._count_hits(request.num_tokens, num_cached - num_loaded, num_loaded)
+                self._count_hits(request.num_tokens, num_cached - prefix.num_stored_tokens, prefix.num_stored_tokens)
         return num_cached
 
     def _count_hits(self, num_tokens: int, num_in_pool: int, num_in_store: int) -> None:

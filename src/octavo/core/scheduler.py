@@ -189,7 +189,7 @@ class Scheduler:
             return False
         row.num_computed_tokens = num_cached_tokens
         if request.first_scheduled_time is None:
-            request.num_cached_tokens = num_cached_tokens
+            request.num_cached_tokens, request.num_stored_tokens = num_cached_tokens, prefix.num_stored_tokens
         return True
 
     def _swap_in(self, request: Request) -> bool:

@@ -109,7 +109,7 @@ def as_delta(update: RequestUpdate) -> TokenDelta:
     if request.num_output_tokens <= 1 or request.finish_reason is not None:
         delta.finish_reason, delta.stop_reason, delta.error = request.finish_reason, request.stop_reason, request.error
         delta.prompt_logprobs = update.prompt_logprobs
-        delta.num_cached_tokens = request.num_cached_tokens
+        delta.num_cached_tokens, delta.num_stored_tokens = request.num_cached_tokens, request.num_stored_tokens
         delta.num_preemptions = request.num_preemptions
         delta.first_scheduled_time = request.first_scheduled_time
         delta.hypotheses = request.hypotheses

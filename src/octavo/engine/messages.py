@@ -43,6 +43,7 @@ class TokenDelta(msgspec.Struct, array_like=True):
     hypotheses: list[BeamHypothesis] | None = None
     num_computed_tokens: int | None = None
     embedding: bytes | None = None
+    num_stored_tokens: int = 0  # of num_cached_tokens, those that were on disk
 
 
 # Of SchedulerStats: what is so now. All else counts.

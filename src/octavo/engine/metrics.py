@@ -54,7 +54,6 @@ class Metrics:
         self._new_step_tokens: list[int] = []
         self._new_inter_token: list[float] = []
         self._num_new_tokens = 0
-        self._num_external_due = 0  # tokens found on disk, for requests that have not said anything yet
         self.num_generation_tokens = 0  # since the start
         self._recent_first_tokens: deque[tuple[float, float]] = deque(maxlen=MAX_RECENT)  # when, how long after arrival
         self._make_gauges(info)
@@ -160,7 +159,6 @@ class Metrics:
         """One reply of the engine."""
         if stats.num_steps > self._stats.num_steps:
             self._new_step_tokens.append(stats.step_tokens)
-        self._num_external_due += stats.external_prefix_cache_hits - self._stats.external_prefix_cache_hits
         self._stats = stats
         self._num_new_tokens += news.num_output_tokens
         self.num_generation_tokens += news.num_output_tokens
@@ -169,7 +167,7 @@ class Metrics:
             self._first_token.observe(seconds)
             self._recent_first_tokens.append((time.monotonic(), seconds))
         if news.num_prompt_tokens:
-            self._count_prompts(news.num_prompt_tokens, news.num_cached_tokens)
+            self._count_prompts(news.num_prompt_tokens, news.num_cached_tokens, news.num_stored_tokens)
         if news.finished:
             self.observe_finished(news.finished)
         if len(self._new_step_tokens) + len(self._new_inter_token) >= MAX_WAITING:
@@ -206,18 +204,15 @@ class Metrics:
         self._disk_dropped.inc(counts.num_dropped - last.num_dropped)
         self._disk_used.set(counts.num_bytes)
 
-    def _count_prompts(self, num_tokens: int, num_cached: int) -> None:
-        """Of requests that got their first token. The engine counts what it found on disk when it admits a request,
-        which is earlier: the sums agree when all that were admitted have said something."""
-        num_external = min(num_cached, self._num_external_due)
-        self._num_external_due -= num_external
+    def _count_prompts(self, num_tokens: int, num_cached: int, num_stored: int) -> None:
+        """Of requests that got their first token."""
         self._prompt_tokens.inc(num_tokens)
         self._cached_tokens.inc(num_cached)
         self._prompt_tokens_from["local_compute"].inc(num_tokens - num_cached)
-        self._prompt_tokens_from["local_cache_hit"].inc(num_cached - num_external)
-        self._prompt_tokens_from["external_kv_transfer"].inc(num_external)
-        self._cached_tokens_from["device"].inc(num_cached - num_external)
-        self._cached_tokens_from["disk"].inc(num_external)
+        self._prompt_tokens_from["local_cache_hit"].inc(num_cached - num_stored)
+        self._prompt_tokens_from["external_kv_transfer"].inc(num_stored)
+        self._cached_tokens_from["device"].inc(num_cached - num_stored)
+        self._cached_tokens_from["disk"].inc(num_stored)
 
     def count_rejection(self, reason: str) -> None:
         """A call that found no room: `max_num_queued_reqs` or `max_num_queued_tokens`."""
