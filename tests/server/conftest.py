@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -40,6 +41,14 @@ class Harness:
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
+
+    async def leave_while_waiting(self, path: str, **body: Any) -> None:
+        """A client that goes before its request has been computed; the engine is to be held."""
+        asking = asyncio.ensure_future(self.post(path, **body))
+        while not self.engine.live:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
     async def events(self, path: str, **body: Any) -> list[str]:
         """The data of a stream's events."""

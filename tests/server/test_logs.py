@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -177,11 +176,7 @@ async def test_embeddings_are_logged_too(serve, log):
 async def test_a_client_that_leaves_is_told(serve, log):
     server = await serve(enable_log_requests=True)
     server.engine.hold()
-    asking = asyncio.ensure_future(server.post("/v1/completions", prompt="a"))
-    while not server.engine.live:
-        await asyncio.sleep(0.001)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await server.leave_while_waiting("/v1/completions", prompt="a")
     assert " broke off after 0." in log()[-1]["message"]
 
 

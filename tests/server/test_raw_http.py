@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def statuses(received: bytes) -> list[int]:
 def post(body: dict[str, Any], head: bytes = b"") -> bytes:
     data = json.dumps(body).encode()
     return POST + head + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+def test_every_answer_has_its_date(server):
+    with connect(server) as client:
+        for _ in range(2):
+            before = int(time.time())
+            client.sendall(VERSION)
+            (date,) = re.findall(rb"\r\ndate: ([^\r]*)\r\n", client.recv(1 << 16))
+            assert before <= parsedate_to_datetime(date.decode()).timestamp() <= time.time()
+            time.sleep(1.1)  # the next one is of another second
 
 
 SMALL = {"prompt": [5], "max_tokens": 1}

@@ -229,11 +229,7 @@ async def test_a_request_that_fails(serve, collector):
 async def test_a_request_whose_client_goes_while_it_waits(serve, collector):
     server = await serve(otlp_traces_endpoint=collector.url)
     server.engine.hold()
-    asking = asyncio.ensure_future(server.post("/v1/completions", prompt="a"))
-    while not server.engine.live:
-        await asyncio.sleep(0.001)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    await server.leave_while_waiting("/v1/completions", prompt="a")
     spans = spans_after_all(server, collector)
     assert set(spans) == {"llm_request", "queue"}
     assert spans["llm_request"]["attributes"]["gen_ai.response.finish_reasons"] == ["abort"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any
 
 import httptools
@@ -99,6 +100,8 @@ class Connection(HttpToolsProtocol):
             raise RefusedHeadError
         if self._offers:
             return
+        # uvicorn keeps a date for all, which a timer has to renew, also in a server that nobody asks anything.
+        self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         waits = self.cycle is not None and not self.cycle.response_complete
         super().on_headers_complete()
         if not waits:

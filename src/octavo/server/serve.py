@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which would else meet closed connections
-TICK_SECONDS = 1.0  # an idle server does nothing else
 LAST_WORDS_SECONDS = 5  # for the error events after the drain; then connections are cut
 
 
@@ -147,11 +146,8 @@ def _http_server(app: Starlette, config: ServerConfig, ending: asyncio.Event) ->
             yield  # the signals are ours
 
         async def main_loop(self) -> None:
-            """uvicorn's own wakes up ten times a second, though only the date of the answers changes, once in one."""
-            while not ending.is_set():
-                await self.on_tick(0)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ending.wait(), TICK_SECONDS)
+            """uvicorn's own wakes up ten times a second, for the date of the answers: here that is each request's."""
+            await ending.wait()
 
     return Http(
         uvicorn.Config(
