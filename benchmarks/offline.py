@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The same offline work in octavo, vLLM, OpenVINO GenAI or transformers, with that engine's own Python.
 
-    PYTHON offline.py ENGINE MODEL --out FILE.json [--dtype D] [--quantization Q] [--rows 1,8,32,64] [--rounds N]
+    PYTHON offline.py ENGINE MODEL --out FILE.json [--dtype D] [--quantization Q] [--isa I] [--rows 1,8,32,64] [--rounds N]
 
 Measures the seconds from the start of this process to the first token; for each number in --rows, how many tokens per
 second come out when so many short prompts are handed over at once (128 tokens each, greedy, the end of text ignored);
@@ -62,7 +62,7 @@ class VllmLike:
 
     def __init__(self, module: str, args: argparse.Namespace) -> None:
         api: Any = __import__(module)
-        options = {"quantization": args.quantization} if args.quantization else {}
+        options = {name: value for name in ("quantization", "isa") if (value := getattr(args, name))}
         self._params = api.SamplingParams
         self._llm = api.LLM(
             model=args.model, dtype=args.dtype or "auto", max_model_len=2048, max_num_seqs=max(args.rows), **options
@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dtype")
     parser.add_argument("--quantization")
+    parser.add_argument("--isa", help="octavo's instruction set, to compare with engines that are kept from AMX too")
     parser.add_argument("--rows", default=[1, 8, 32, 64], type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
