@@ -45,9 +45,9 @@ void bind_program(nb::module_& m) {
       .def(nb::init<ThreadPool&, int64_t, int64_t, int64_t, int64_t, int64_t>(), nb::arg("pool"), nb::arg("max_tokens"),
            nb::arg("max_logits"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), Keep<2>())
       .def("add_buffer",
-           [](Program& self, const std::string& domain, int64_t columns) {
+           [](Program& self, const std::string& domain, int64_t columns, bool local) {
              require(domain == "tokens" || domain == "logits", "domain must be tokens or logits");
-             return self.add_buffer(domain == "tokens" ? Domain::kTokens : Domain::kLogits, columns);
+             return self.add_buffer(domain == "tokens" ? Domain::kTokens : Domain::kLogits, columns, local);
            })
       .def("allocate", &Program::allocate)
       .def("embedding", &Program::embedding, Keep<2>())

@@ -1,5 +1,4 @@
-// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output) or the rows, never
-// K.
+// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output), never K.
 #include "kernels/amx_panel.h"
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int16.h"
@@ -88,18 +87,6 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
   }
 }
 
-// Many rows are shared out instead of panels: inputs are then packed where they are multiplied, and do not go from one
-// core's cache to another's. Every worker reads all weights, which pays the sooner the longer it computes on them.
-bool shares_rows(int64_t rows, const Matrix& weight, const Team& team) {
-  const int64_t enough = weight.is_narrow() ? 96 : 160;  // of one worker
-  return team.worker.count > 1 && rows >= enough * team.worker.count;
-}
-View share_of(View rows, Worker worker) {
-  const auto mine = worker.share(rows.rows);
-  return {rows.row(mine.begin), mine.end - mine.begin, rows.columns, rows.stride};
-}
-Team alone(const Team& team) { return {team.pool, {0, 1}, nullptr}; }
-
 }  // namespace
 
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
@@ -116,12 +103,9 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
   }
 }
 
+int64_t rows_worth_sharing(const Matrix& weight) { return weight.is_narrow() ? 96 : 160; }
+
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team) {
-  if (shares_rows(x.rows, weight, team)) {
-    const View mine = share_of(residual ? *residual : out, team.worker);
-    return linear_then(share_of(x, team.worker), weight, {0, weight.num_panels()}, 0,
-                       StoreTile{weight, residual ? &mine : nullptr, share_of(out, team.worker)}, alone(team));
-  }
   linear_then(x, weight, team.worker.share(weight.num_panels()), 0, StoreTile{weight, residual, out}, team);
 }
 
@@ -129,9 +113,6 @@ bool can_fuse_silu_mul(const Matrix& weight) { return weight.rows() % (2 * kColu
 
 void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team) {
   const int64_t half = weight.num_panels() / 2;
-  if (shares_rows(x.rows, weight, team))
-    return linear_then(share_of(x, team.worker), weight, {0, half}, half,
-                       SiluMulTiles{weight, share_of(out, team.worker)}, alone(team));
   linear_then(x, weight, team.worker.share(half), half, SiluMulTiles{weight, out}, team);
 }
 

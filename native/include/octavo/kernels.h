@@ -22,6 +22,11 @@ struct Team {
   void* shared;
 };
 
+// From so many rows of each worker on, workers do better with rows of their own than with panels of their own: inputs
+// are packed where they are multiplied, and do not go from one core's cache to another's. Every worker then reads all
+// weights, which pays the sooner the longer it computes on them.
+int64_t rows_worth_sharing(const Matrix& weight);
+
 // What Team::shared must hold for a product of `rows` rows.
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows);
 
