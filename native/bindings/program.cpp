@@ -24,7 +24,8 @@ using Keep = nb::keep_alive<1, n>;
 
 void bind_program(nb::module_& m) {
   nb::class_<Slice>(m, "Slice")
-      .def(nb::init<int, int64_t, int64_t>(), nb::arg("buffer"), nb::arg("first"), nb::arg("columns"))
+      .def(nb::init<int, int64_t, int64_t, bool>(), nb::arg("buffer"), nb::arg("first"), nb::arg("columns"),
+           nb::arg("packed"))
       .def_ro("buffer", &Slice::buffer)
       .def_ro("first", &Slice::first)
       .def_ro("columns", &Slice::columns);

@@ -3,6 +3,7 @@
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int16.h"
 #include "kernels/linear_int8.h"
+#include "kernels/packed_rows.h"
 #include "kernels/panel_kernel.h"
 #include "octavo/kernels.h"
 #include "octavo/memory.h"
@@ -63,12 +64,19 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
   };
   const auto multiply = [&](const RowBlocks& blocks, const void* operands) {
 #ifdef __AMX_BF16__
-    const AmxSession session(AmxShapes::accumulators(divide_up(blocks.rows, blocks.num_blocks)));
+    const AmxSession session(AmxShapes::accumulators(blocks.height(0)));
 #endif
     multiply_panels<Tile>(blocks, static_cast<const Operand*>(operands), weight, panels, panel_stride, finish);
   };
-  pack_and_multiply(x.rows, rows_at_once<Tile>(x.columns), PanelKernel<Tile>::kRows,
-                    operand_bytes<Tile>(x.rows, x.columns), team, pack, multiply);
+  constexpr int64_t kRows = PanelKernel<Tile>::kRows;
+  const int64_t at_once = rows_at_once<Tile>(x.columns);
+  if constexpr (std::is_same_v<Tile, BFloat16Tile>) {
+    static_assert(kRows == PackedRows::kMaxBlockRows);
+    if (x.packed)
+      return for_each_part(x.rows, at_once, kRows,
+                           [&](const RowBlocks& blocks) { multiply(blocks, PackedRows(x).from(blocks.first)); });
+  }
+  pack_and_multiply(x.rows, at_once, kRows, operand_bytes<Tile>(x.rows, x.columns), team, pack, multiply);
 }
 
 template <class Finish>
@@ -102,6 +110,8 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
       return int8_shared_bytes(rows, weight.columns());
   }
 }
+
+bool reads_packed_rows(const Matrix& weight) { return weight.dtype() == DType::kBFloat16; }
 
 int64_t rows_worth_sharing(const Matrix& weight) { return weight.is_narrow() ? 96 : 160; }
 

@@ -2,6 +2,7 @@
 // [first_row, first_row + rows) of the output.
 #pragma once
 
+#include "kernels/packed_rows.h"
 #include "octavo/matrix.h"
 #include "tiles/vec.h"
 
@@ -57,27 +58,36 @@ struct StoreTile {
   }
 };
 
-// silu(gate) * up of two panels, those of the same columns of both halves of the matrix.
+// silu(gate) * up of two panels, those of the same columns of both halves of the matrix. Where `out` is packed the rows
+// are those of one of its blocks.
 struct SiluMulTiles {
   static constexpr int kPanels = 2;
   const Matrix& weight;
   View out;
 
   void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
-    constexpr int64_t kColumns = Matrix::kPanelColumns;
-    const float* bias = weight.bias();
-    for (int64_t v = 0; v < kColumns / 16; ++v) {
-      const int64_t column = panel * kColumns + v * 16;
-      for (int64_t r = 0; r < rows; ++r) {
-        Vec gate = Vec::load(tiles[0] + r * kColumns + v * 16);
-        Vec up = Vec::load(tiles[1] + r * kColumns + v * 16);
-        if (bias) {
-          gate = gate + Vec::load(bias + column);
-          up = up + Vec::load(bias + out.columns + column);
-        }
-        (silu(gate) * up).store(out.row(first_row + r) + column);
-      }
+    const int64_t column = panel * Matrix::kPanelColumns;
+    if (out.packed) {
+      PairOperand* to = PackedRows(out).group(first_row, panel);
+      for (int64_t r = 0; r < rows; ++r, to += kBlockSteps)
+        store_pairs(to, finished(tiles, r, 0, column), finished(tiles, r, 16, column));
+      return;
     }
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t v = 0; v < Matrix::kPanelColumns; v += 16)
+        finished(tiles, r, v, column).store(out.row(first_row + r) + column + v);
+  }
+
+ private:
+  // Columns [v, v + 16) of row r of the tiles.
+  Vec finished(const float* const (&tiles)[kPanels], int64_t r, int64_t v, int64_t column) const {
+    Vec gate = Vec::load(tiles[0] + r * Matrix::kPanelColumns + v);
+    Vec up = Vec::load(tiles[1] + r * Matrix::kPanelColumns + v);
+    if (const float* bias = weight.bias()) {
+      gate = gate + Vec::load(bias + column + v);
+      up = up + Vec::load(bias + out.columns + column + v);
+    }
+    return silu(gate) * up;
   }
 };
 

@@ -68,7 +68,7 @@ void linear_int16(View x, const Matrix& weight, Worker::Range panels, int64_t pa
   };
   const auto multiply = [&](const RowBlocks& blocks, void* memory) {
 #ifdef __AMX_INT8__
-    const AmxSession session(AmxShapes::accumulators(Int16Tile::kPlanes * divide_up(blocks.rows, blocks.num_blocks)));
+    const AmxSession session(AmxShapes::accumulators(Int16Tile::kPlanes * blocks.height(0)));
 #endif
     multiply_panels(Int16Packing{blocks, weight, memory}, weight, panels, panel_stride, finish);
   };

@@ -12,6 +12,7 @@ namespace octavo {
 // wall).
 void embedding(const Matrix& table, const int32_t* token_ids, View out, Worker worker);
 
+// `out` may be packed.
 void rms_norm(View x, const float* weight, float eps, View out, Worker worker);
 
 // A worker of a kernel in which all workers of `pool` meet. `shared`: memory that all of them see.
@@ -30,11 +31,14 @@ int64_t rows_worth_sharing(const Matrix& weight);
 // What Team::shared must hold for a product of `rows` rows.
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows);
 
+// Products with such a matrix read packed rows too.
+bool reads_packed_rows(const Matrix& weight);
+
 // out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team);
 
 // out = silu_mul(linear(x, weight)), to the bit, without writing the product. Both halves of the matrix must be whole
-// panels: can_fuse_silu_mul.
+// panels: can_fuse_silu_mul. `out` may be packed where the matrix reads packed rows.
 bool can_fuse_silu_mul(const Matrix& weight);
 void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team);
 

@@ -7,7 +7,9 @@ from octavo.runtime.trace import Node, Value
 
 
 def fuse(nodes: list[Node]) -> list[Node]:
-    return fuse_rope_write_kv(fuse_silu_mul(fuse_residual_add(nodes)))
+    fused = fuse_rope_write_kv(fuse_silu_mul(fuse_residual_add(nodes)))
+    pack_inputs_of_products(fused)
+    return fused
 
 
 def count_uses(nodes: list[Node]) -> dict[Value, int]:
@@ -75,3 +77,24 @@ def fuse_rope_write_kv(nodes: list[Node]) -> list[Node]:
         renamed[turn_q.output] = q
         fused[-3:] = [Node("rope_write_kv", (q, k, v), None, turn_q.constants | write.constants)]
     return fused
+
+
+def pack_inputs_of_products(nodes: list[Node]) -> None:
+    """What only products read is left by rms_norm and linear_silu_mul in the form that they read: it is not written as
+    float32, read again and rounded by each worker."""
+    readers: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in node.inputs:
+            readers.setdefault(value.root, []).append(node)
+
+    def packs(node: Node) -> bool:
+        return node.op == "linear_silu_mul" and node.constants["weight"].reads_packed_rows or node.op == "rms_norm"
+
+    def reads_packed(node: Node, value: Value) -> bool:
+        is_product = node.op in ("linear", "linear_add", "linear_silu_mul")
+        return is_product and node.inputs[0] is value and node.constants["weight"].reads_packed_rows
+
+    for node in nodes:
+        value = node.output
+        if value is not None and packs(node):
+            value.packed = value in readers and all(reads_packed(reader, value) for reader in readers[value])
