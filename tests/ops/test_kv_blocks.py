@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.logits import one_request
 
 from octavo.ops.cpu import CpuBackend, CpuOps
 from octavo.ops.reference import ReferenceBackend, ReferenceOps
-from tests.support.logits import one_request
 
 LAYERS, BLOCK, KV_HEADS, DIM = 3, 32, 2, 32
 NATIVE = CpuBackend(num_threads=2)
