@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from support.checkpoints import chain_llama
 from support.served import ServerProcess
 
@@ -19,6 +21,7 @@ def num_wakes(server: ServerProcess) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
+@pytest.mark.slow
 def test_an_idle_server_never_wakes_up(tmp_path):
     # Beats every half second, until the engine is left alone.
     server = ServerProcess(str(chain_llama(tmp_path / "chain", ("Q", "Hello", " world"))), "--engine-timeout", "2")
