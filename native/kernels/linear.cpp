@@ -68,7 +68,7 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
 #endif
     multiply_panels<Tile>(blocks, static_cast<const Operand*>(operands), weight, panels, panel_stride, finish);
   };
-  pack_and_multiply(x.rows, rows_at_once<Tile>(x.columns), PanelKernel<Tile>::kRows,
+  pack_and_multiply(x.rows, rows_at_once<Tile>(x.columns), PanelKernel<Tile>::kRows, PanelKernel<Tile>::kWorthMeeting,
                     operand_bytes<Tile>(x.rows, x.columns), team, pack, multiply);
 }
 

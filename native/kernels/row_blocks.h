@@ -9,6 +9,9 @@
 
 namespace octavo {
 
+// What pack_and_multiply wants to know, where nothing else was measured.
+inline constexpr int64_t kRowsWorthMeeting = 4;
+
 // Rows that are packed together, in blocks of nearly equal height.
 struct RowBlocks {
   int64_t first, rows, num_blocks;
@@ -28,17 +31,17 @@ struct RowBlocks {
 
 // For all of `num_rows` rows, in equal parts of at most `at_once`, in blocks of at most `block_rows`: pack(blocks,
 // worker, operands), where `worker` says whose share, then multiply(blocks, operands). `operands`: operand_bytes of
-// memory, Team::shared where workers pack together.
+// memory, Team::shared where workers pack together: from `worth_meeting` rows on, since fewer are packed sooner by each
+// worker alone.
 template <class Pack, class Multiply>
-void pack_and_multiply(int64_t num_rows, int64_t at_once, int64_t block_rows, size_t operand_bytes, const Team& team,
-                       Pack pack, Multiply multiply) {
+void pack_and_multiply(int64_t num_rows, int64_t at_once, int64_t block_rows, int64_t worth_meeting,
+                       size_t operand_bytes, const Team& team, Pack pack, Multiply multiply) {
   struct OwnOperands;
   const int64_t num_parts = divide_up(num_rows, at_once);
   for (int64_t part = 0; part < num_parts; ++part) {
     const int64_t first = num_rows * part / num_parts, rows = num_rows * (part + 1) / num_parts - first;
     const RowBlocks blocks{first, rows, divide_up(rows, block_rows)};
-    // A few rows are packed sooner than all workers have met.
-    const bool together = rows >= Team::kRowsWorthMeeting && team.worker.count > 1;
+    const bool together = rows >= worth_meeting && team.worker.count > 1;
     void* operands = together ? team.shared : scratch<OwnOperands, char>(operand_bytes);
     pack(blocks, together ? team.worker : Worker{0, 1}, operands);
     if (together) team.pool.barrier();
