@@ -8,13 +8,15 @@
 namespace octavo {
 
 // In what the two differ. kChunk: blocks of 16 steps, 2 KB of weights each; kLongChunk where blocks of rows are few.
+// kWorthMeeting: see pack_and_multiply. To meet takes 2 us with 8 rows and 7 with 32, and what the other core has
+// packed comes from its cache line by line, while tiles wait for it.
 template <class Tile>
 struct AmxProducts;
 
 template <>
 struct AmxProducts<BFloat16Tile> : AmxAccumulators {
   static constexpr int kPlanes = 1;  // rows of operands for a row of activations
-  static constexpr int64_t kChunk = 6, kLongChunk = 6;
+  static constexpr int64_t kChunk = 6, kLongChunk = 6, kWorthMeeting = 33;
   static constexpr bool kUnpacks = true;  // the matrix may have blocks
 };
 
@@ -22,7 +24,7 @@ template <>
 struct AmxProducts<NarrowTile> : NarrowTile {
   // Few blocks of rows are soon done with a chunk, and the next is still on its way: longer ones hide more of it (64
   // rows: four fifths of the time).
-  static constexpr int64_t kChunk = 6, kLongChunk = 12;
+  static constexpr int64_t kChunk = 6, kLongChunk = 12, kWorthMeeting = 17;
   static constexpr bool kUnpacks = false;
 };
 
@@ -31,9 +33,7 @@ struct AmxProducts<NarrowTile> : NarrowTile {
 template <class Tile>
 struct AmxPanelKernel {
   static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;
-  // To meet takes 2 us with 8 rows and 7 with 32, and what the other core has packed comes from its cache, line by line
-  // while tiles wait for it.
-  static constexpr int64_t kWorthMeeting = 17;
+  static constexpr int64_t kWorthMeeting = AmxProducts<Tile>::kWorthMeeting;
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 
   template <class Done>
