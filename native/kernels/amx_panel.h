@@ -1,31 +1,31 @@
 // One panel of bfloat16 weights times some hundred rows in AMX tiles, for bfloat16 and for narrow matrices.
 #pragma once
 
-#include "kernels/panel_kernel.h"
+#include "kernels/amx_stream.h"
 #include "tiles/narrow_tile.h"
 #ifdef __AMX_BF16__
-#include "tiles/amx.h"
 
 namespace octavo {
 
 // In what the two differ. kChunk: blocks of 16 steps, 2 KB of weights each; kLongChunk where blocks of rows are few.
+// kWorthMeeting: see pack_and_multiply. To meet takes 2 us with 8 rows and 7 with 32, and what the other core has
+// packed comes from its cache line by line, while tiles wait for it.
 template <class Tile>
 struct AmxProducts;
 
 template <>
 struct AmxProducts<BFloat16Tile> : AmxAccumulators {
   static constexpr int kPlanes = 1;  // rows of operands for a row of activations
-  static constexpr int64_t kChunk = 6, kLongChunk = 6;
-  static constexpr bool kUnpacks = true;         // the matrix may have blocks
-  static constexpr bool kFetchesIntoL2 = false;  // the next chunk, and no nearer
+  static constexpr int64_t kChunk = 6, kLongChunk = 6, kWorthMeeting = 33;
+  static constexpr bool kUnpacks = true;  // the matrix may have blocks
 };
 
 template <>
 struct AmxProducts<NarrowTile> : NarrowTile {
   // Few blocks of rows are soon done with a chunk, and the next is still on its way: longer ones hide more of it (64
   // rows: four fifths of the time).
-  static constexpr int64_t kChunk = 6, kLongChunk = 12;
-  static constexpr bool kUnpacks = false, kFetchesIntoL2 = true;
+  static constexpr int64_t kChunk = 6, kLongChunk = 12, kWorthMeeting = 17;
+  static constexpr bool kUnpacks = false;
 };
 
 // A tile load that misses the L1 stalls the tile unit, and nothing runs ahead of it. So a panel is taken in chunks of
@@ -33,6 +33,7 @@ struct AmxProducts<NarrowTile> : NarrowTile {
 template <class Tile>
 struct AmxPanelKernel {
   static constexpr int64_t kRows = kAmxRows, kMaxRowsAtOnce = 256, kCacheBytes = 3 << 19;
+  static constexpr int64_t kWorthMeeting = AmxProducts<Tile>::kWorthMeeting;
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 
   template <class Done>
@@ -54,8 +55,10 @@ struct AmxPanelKernel {
           Sums::zero();
         else if (!one)
           Sums::load(height, tile);
+        const bool streams = !weight.has_blocks();
         Products::add(height, block + begin * Products::kPlanes * height * kBlockSteps, weights, end - begin,
-                      weight.has_blocks() ? Prefetch{} : plan_prefetch(weights, end - begin, b, blocks.num_blocks));
+                      streams ? plan_amx_prefetch(weights, end - begin, b, blocks.num_blocks, height) : Prefetch{},
+                      one && streams);
         if (!one || end == depth) Sums::store(height, tile);
         if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
       }
@@ -78,15 +81,6 @@ struct AmxPanelKernel {
       }
     }
     return weight.panel<bf16>(p) + begin * kBlockSize;
-  }
-
-  // What to fetch with every block of steps. One block of rows: the stream, somewhat ahead; several: the next chunk,
-  // its lines spread evenly over the blocks.
-  static Prefetch plan_prefetch(const bf16* chunk, int64_t depth, int64_t b, int64_t num_blocks) {
-    constexpr int64_t kBytes = AmxAccumulators::kBlockBytes;
-    const char* const bytes = reinterpret_cast<const char*>(chunk);
-    if (num_blocks == 1) return {bytes + kWeightsAhead, kBytes};
-    return {bytes + depth * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks, Products::kFetchesIntoL2};
   }
 };
 

@@ -83,7 +83,8 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
         multiply(blocks, operands);
       });
   }
-  pack_and_multiply(x.rows, at_once, kRows, operand_bytes<Tile>(x.rows, x.columns), team, pack, multiply);
+  pack_and_multiply(x.rows, at_once, kRows, PanelKernel<Tile>::kWorthMeeting, operand_bytes<Tile>(x.rows, x.columns),
+                    team, pack, multiply);
 }
 
 template <class Finish>

@@ -72,8 +72,8 @@ void linear_int16(View x, const Matrix& weight, Worker::Range panels, int64_t pa
 #endif
     multiply_panels(Int16Packing{blocks, weight, memory}, weight, panels, panel_stride, finish);
   };
-  pack_and_multiply(x.rows, rows_at_once(x.columns), Int16Panel::kRows, int16_shared_bytes(x.rows, x.columns), team,
-                    pack, multiply);
+  pack_and_multiply(x.rows, rows_at_once(x.columns), Int16Panel::kRows, kRowsWorthMeeting,
+                    int16_shared_bytes(x.rows, x.columns), team, pack, multiply);
 }
 
 template void linear_int16(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);

@@ -9,6 +9,9 @@
 
 namespace octavo {
 
+// What pack_and_multiply wants to know, where nothing else was measured.
+inline constexpr int64_t kRowsWorthMeeting = 4;
+
 // Rows that are multiplied together, in blocks of one height; the last may be lower.
 struct RowBlocks {
   int64_t first, rows, block_rows;
@@ -45,14 +48,14 @@ void for_each_part(int64_t num_rows, int64_t at_once, int64_t max_block_rows, F 
 }
 
 // For each part of `num_rows` rows: pack(blocks, worker, operands), where `worker` says whose share, then
-// multiply(blocks, operands). `operands`: operand_bytes of memory, Team::shared where workers pack together.
+// multiply(blocks, operands). `operands`: operand_bytes of memory, Team::shared where workers pack together: from
+// `worth_meeting` rows on, since fewer are packed sooner by each worker alone.
 template <class Pack, class Multiply>
-void pack_and_multiply(int64_t num_rows, int64_t at_once, int64_t max_block_rows, size_t operand_bytes,
-                       const Team& team, Pack pack, Multiply multiply) {
+void pack_and_multiply(int64_t num_rows, int64_t at_once, int64_t max_block_rows, int64_t worth_meeting,
+                       size_t operand_bytes, const Team& team, Pack pack, Multiply multiply) {
   struct OwnOperands;
   for_each_part(num_rows, at_once, max_block_rows, [&](const RowBlocks& blocks) {
-    // A few rows are packed sooner than all workers have met.
-    const bool together = blocks.rows >= Team::kRowsWorthMeeting && team.worker.count > 1;
+    const bool together = blocks.rows >= worth_meeting && team.worker.count > 1;
     void* operands = together ? team.shared : scratch<OwnOperands, char>(operand_bytes);
     pack(blocks, together ? team.worker : Worker{0, 1}, operands);
     if (together) team.pool.barrier();

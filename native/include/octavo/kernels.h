@@ -17,7 +17,6 @@ void rms_norm(View x, const float* weight, float eps, View out, Worker worker);
 
 // A worker of a kernel in which all workers of `pool` meet. `shared`: memory that all of them see.
 struct Team {
-  static constexpr int64_t kRowsWorthMeeting = 4;  // fewer are packed sooner by each worker alone
   ThreadPool& pool;
   Worker worker;
   void* shared;
