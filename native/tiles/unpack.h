@@ -1,14 +1,27 @@
-// From a group of a block panel (octavo/matrix.h) to sixteen steps of a plain bfloat16 panel: the bits that the matrix
-// would have had, had it been unpacked at load. Packed weights are thus read at a quarter or half of the bytes and then
-// multiplied by the same tiles.
+// From a group of a block panel (octavo/matrix.h) to sixteen steps of a plain bfloat16 panel. Packed weights are thus
+// read at a quarter or half of the bytes and then multiplied by the same tiles. In half precision where the variant has
+// that; else in float32, which gives the bits that the matrix would have had, had it been unpacked at load.
 #pragma once
 
 #include <utility>
 
 #include "octavo/matrix.h"
-#include "tiles/vec.h"
+#include "tiles/tile.h"
+#ifdef __AVX512FP16__
+#include "tiles/unpack_halves.h"
+#endif
 
 namespace octavo {
+
+#ifdef __AVX512FP16__
+
+template <class Format>
+using GroupUnpacker = HalfUnpacker<InHalves<Format>>;
+
+#else
+
+// Inputs of products with what is unpacked here.
+using BlockInputTile = BFloat16Tile;
 
 template <class Format>
 struct GroupUnpacker {
@@ -65,11 +78,13 @@ struct GroupUnpacker {
   }
 };
 
+#endif
+
 // Groups [begin, end) of panel p; `ahead`: bytes by which to fetch the stream early.
 inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end, int64_t ahead, bf16* out) {
   with_block_format(weight.block_type(p), [&]<class Format>(Format) {
     using Unpacker = GroupUnpacker<Format>;
-    constexpr int64_t kBytes = PanelGroup<Format>::kBytes;
+    constexpr int64_t kBytes = Unpacker::Group::kBytes;
     const uint8_t* group = weight.block_panel(p) + begin * kBytes;
     for (int64_t g = begin; g < end; ++g, group += kBytes, out += 16 * Unpacker::kStep) {
       Unpacker::unpack(group, ahead, out);
