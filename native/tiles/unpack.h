@@ -80,15 +80,21 @@ struct GroupUnpacker {
 
 #endif
 
-// Groups [begin, end) of panel p; `ahead`: bytes by which to fetch the stream early.
-inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end, int64_t ahead, bf16* out) {
+// Calls f(unpack) where unpack(g, out) unpacks group g of panel p; `ahead`: bytes by which to fetch the stream early.
+template <class F>
+void with_unpacker(const Matrix& weight, int64_t p, int64_t ahead, F&& f) {
   with_block_format(weight.block_type(p), [&]<class Format>(Format) {
     using Unpacker = GroupUnpacker<Format>;
-    constexpr int64_t kBytes = Unpacker::Group::kBytes;
-    const uint8_t* group = weight.block_panel(p) + begin * kBytes;
-    for (int64_t g = begin; g < end; ++g, group += kBytes, out += 16 * Unpacker::kStep) {
-      Unpacker::unpack(group, ahead, out);
-    }
+    f([panel = weight.block_panel(p), ahead](int64_t g, bf16* out)
+          __attribute__((always_inline)) { Unpacker::unpack(panel + g * Unpacker::Group::kBytes, ahead, out); });
+  });
+}
+
+// Groups [begin, end) of panel p.
+inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end, int64_t ahead, bf16* out) {
+  constexpr int64_t kSize = Matrix::kBlockSteps * Matrix::kPanelColumns * 2;
+  with_unpacker(weight, p, ahead, [&](auto unpack) {
+    for (int64_t g = begin; g < end; ++g, out += kSize) unpack(g, out);
   });
 }
 

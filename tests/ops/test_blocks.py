@@ -201,7 +201,7 @@ def test_scales_of_any_size(backend, scale):
         assert_products_are_those_of_the_reference(backend, [source])
         values, reference = decode(source), reference_matrix(backend, [source])
         if reference.unpacked is not None:
-            # Half's rounding and bfloat16's; of what is small, no more than the largest value of the row loses by these.
+            # Half's rounding and bfloat16's; and of small values no more than these take from the largest of the row.
             largest = np.max(np.abs(values), axis=1, keepdims=True)
             np.testing.assert_array_less(
                 np.abs(reference.unpacked - values), (2.0**-8 + 2.0**-11) * np.abs(values) + 2.0**-9 * largest + 1e-30
