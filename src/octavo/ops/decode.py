@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ def num_bytes(type: str, shape: tuple[int, ...]) -> int:
 class Codes:
     """What blocks hold: value = scale * (code - zero) + minimum."""
 
-    codes: Bytes  # [B, groups, values of a group]
+    codes: npt.NDArray[Any]  # integers, [B, groups, values of a group]
     bits: int  # of a code
     zero: int
     scales: Float32Array  # [B, groups]
@@ -140,7 +141,7 @@ def _k_scales(packed: Bytes) -> tuple[Float32Array, Float32Array]:
     return all_scales.astype(np.float32), all_minima.astype(np.float32)
 
 
-def _k_codes(blocks: Bytes, bits: int, q: Bytes) -> Codes:
+def _k_codes(blocks: Bytes, bits: int, q: npt.NDArray[Any]) -> Codes:
     """[B, 8, 32] integers: (d * scale) * q - (dmin * minimum), one scale and minimum for each 32."""
     scales, minima = _k_scales(blocks[:, 4:16])
     return Codes(q, bits, 0, _f16(blocks[:, 0:2]) * scales, -(_f16(blocks[:, 2:4]) * minima))

@@ -5,6 +5,8 @@ native/include/octavo/halves.h.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,17 +32,11 @@ def unpack_in_halves(codes: Codes) -> tuple[Float32Array, Float32Array]:
     # Exact in float64 up to its one rounding.
     halves = _half(kept[..., None].astype(np.float64) * codes.codes * 2.0**unit + offset[..., None])
     unpacked = np.exp2(t)[..., None] * _round_away(halves)
-    stored = Codes(
-        codes.codes,
-        codes.bits,
-        codes.zero,
-        (kept * np.exp2(t + unit)).astype(np.float32),
-        None if codes.minimums is None else (offset * np.exp2(t)).astype(np.float32),
-    )
+    minimums = None if codes.minimums is None else _float32(offset * np.exp2(t))
+    stored = Codes(codes.codes, codes.bits, codes.zero, _float32(kept * np.exp2(t + unit)), minimums)
     rows = len(codes.codes)
-    return tuple(  # type: ignore[return-value]
-        np.where(finite, values.reshape(rows, -1), np.nan).astype(np.float32) for values in (unpacked, stored.values)
-    )
+    unpacked, values = unpacked.reshape(rows, -1), stored.values.reshape(rows, -1)
+    return _float32(np.where(finite, unpacked, np.nan)), _float32(np.where(finite, values, np.nan))
 
 
 def _powers(codes: Codes, unit: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
@@ -60,9 +56,13 @@ def _exponent(x: Float32Array) -> npt.NDArray[np.float64]:
     return np.where(x > 0, exponent, -np.inf)
 
 
-def _half(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float16]:
+def _half(x: npt.NDArray[Any]) -> npt.NDArray[np.float16]:
     with np.errstate(over="ignore", invalid="ignore"):  # of rows that are not finite
         return x.astype(np.float16)
+
+
+def _float32(x: npt.NDArray[Any]) -> Float32Array:
+    return x.astype(np.float32)
 
 
 def _round_away(halves: npt.NDArray[np.float16]) -> npt.NDArray[np.float64]:
