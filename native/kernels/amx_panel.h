@@ -39,11 +39,18 @@ struct AmxPanelKernel {
   template <class Done>
   static void multiply(const RowBlocks& blocks, const PairOperand* operands, const Matrix& weight, int64_t p,
                        float* tiles, const Done& done) {
-    using Sums = AmxAccumulators;
-    alignas(64) bf16 unpacked[Products::kUnpacks ? Products::kChunk * kBlockSize : 1];
-    const int64_t depth = weight.num_steps() / kBlockSteps;
     const bool one = blocks.num_blocks == 1;  // its sums stay in the tiles
-    const int64_t chunk = blocks.num_blocks < kManyBlocks ? Products::kLongChunk : Products::kChunk;
+    if constexpr (Products::kUnpacks) {
+      if (one && weight.has_blocks()) {
+        multiply_unpacked(blocks.rows, operands, weight, p, tiles);
+        return done(0);
+      }
+    }
+    alignas(64) bf16 unpacked[Products::kUnpacks ? kUnpackedChunk * kBlockSize : 1];
+    const int64_t depth = weight.num_steps() / kBlockSteps;
+    const int64_t chunk = weight.has_blocks()               ? kUnpackedChunk
+                          : blocks.num_blocks < kManyBlocks ? Products::kLongChunk
+                                                            : Products::kChunk;
     for (int64_t begin = 0; begin < depth; begin += chunk) {
       const int64_t end = std::min(begin + chunk, depth);
       const bf16* weights = find_chunk(weight, p, begin, end, unpacked);
@@ -68,9 +75,27 @@ struct AmxPanelKernel {
 
  private:
   using Products = AmxProducts<Tile>;
-  static_assert(!Products::kUnpacks || Products::kLongChunk == Products::kChunk);
-  static constexpr int64_t kManyBlocks = 4;
+  using Sums = AmxAccumulators;
+  static constexpr int64_t kManyBlocks = 4, kUnpackedChunk = 9;
   static constexpr int64_t kBlockSize = kBlockSteps * Matrix::kPanelColumns * 2;
+
+  // One block of rows times a panel of groups, each unpacked while the tile unit is still at the ones before.
+  static void multiply_unpacked(int64_t rows, const PairOperand* operands, const Matrix& weight, int64_t p,
+                                float* tile) {
+    constexpr int64_t kLead = 2, kSlots = 4;  // in groups
+    alignas(64) bf16 unpacked[kSlots * kBlockSize];
+    const int64_t depth = weight.num_groups();
+    Sums::zero();
+    with_unpacker(weight, p, kBlocksAhead, [&](auto unpack) {
+      const auto slot = [&](int64_t g) { return unpacked + g % kSlots * kBlockSize; };
+      for (int64_t g = 0; g < std::min(kLead, depth); ++g) unpack(g, slot(g));
+      for (int64_t g = 0; g < depth; ++g) {
+        if (g + kLead < depth) unpack(g + kLead, slot(g + kLead));
+        Products::add(rows, operands + g * rows * kBlockSteps, slot(g), 1, Prefetch{}, false);
+      }
+    });
+    Sums::store(rows, tile);
+  }
 
   // The weights as the tiles read them: in place, or unpacked.
   static const bf16* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, bf16* unpacked) {

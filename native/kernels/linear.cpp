@@ -58,8 +58,11 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
     auto* operands = static_cast<Operand*>(memory);
     blocks.share_out(worker, [&](int64_t b, int64_t r) {
       const int64_t begin = blocks.begin(b);
-      pack_row<Tile>(x.row(blocks.first + begin + r), x.columns, blocks.height(b),
-                     operands + num_operands<Tile>(begin, x.columns) + r * kBlockSteps);
+      const float* row = x.row(blocks.first + begin + r);
+      Operand* out = operands + num_operands<Tile>(begin, x.columns) + r * kBlockSteps;
+      if constexpr (std::is_base_of_v<Tile, BlockInputTile>)
+        if (weight.has_blocks()) return pack_row<BlockInputTile>(row, x.columns, blocks.height(b), out);
+      pack_row<Tile>(row, x.columns, blocks.height(b), out);
     });
   };
   const auto multiply = [&](const RowBlocks& blocks, const void* operands) {
@@ -119,7 +122,7 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
   }
 }
 
-bool reads_packed_rows(const Matrix& weight) { return weight.dtype() == DType::kBFloat16; }
+float packed_factor(const Matrix& weight) { return weight.dtype() == DType::kBFloat16 ? weight.input_factor() : 0; }
 
 int64_t rows_worth_sharing(const Matrix& weight) { return weight.is_narrow() ? 96 : 160; }
 

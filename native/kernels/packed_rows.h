@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/row_blocks.h"
-#include "tiles/tile.h"
+#include "tiles/unpack.h"
 
 namespace octavo {
 
@@ -20,7 +20,8 @@ class PackedRows {
   explicit PackedRows(View rows)
       : blocks_{0, rows.rows, block_height(rows.rows, kMaxBlockRows)},
         operands_of_row_(num_operands<BFloat16Tile>(1, rows.columns)),
-        operands_(reinterpret_cast<PairOperand*>(rows.data)) {}
+        operands_(reinterpret_cast<PairOperand*>(rows.data)),
+        factor_(rows.packed) {}
 
   // From the first row of a block on.
   const PairOperand* from(int64_t row) const { return operands_ + row * operands_of_row_; }
@@ -31,13 +32,18 @@ class PackedRows {
   }
   // Row `row` [columns].
   void pack(int64_t row, const float* x, int64_t columns) const {
-    pack_row<BFloat16Tile>(x, columns, blocks_.height(row / blocks_.block_rows), group(row, 0));
+    const int64_t height = blocks_.height(row / blocks_.block_rows);
+    if (factor_ == 1)
+      pack_row<BFloat16Tile>(x, columns, height, group(row, 0));
+    else
+      pack_row<BlockInputTile>(x, columns, height, group(row, 0));
   }
 
  private:
   RowBlocks blocks_;
   int64_t operands_of_row_;
   PairOperand* operands_;
+  float factor_;
 };
 
 }  // namespace octavo

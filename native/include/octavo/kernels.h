@@ -30,8 +30,8 @@ int64_t rows_worth_sharing(const Matrix& weight);
 // What Team::shared must hold for a product of `rows` rows.
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows);
 
-// Products with such a matrix read packed rows too.
-bool reads_packed_rows(const Matrix& weight);
+// By what inputs are multiplied in packed rows for products with this matrix; 0: they read none.
+float packed_factor(const Matrix& weight);
 
 // out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team);

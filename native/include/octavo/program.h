@@ -39,7 +39,7 @@ struct Part {
 struct Slice {
   int buffer;
   int64_t first, columns;
-  bool packed;  // of a View; all columns of the buffer
+  float packed;  // of a View; all columns of the buffer
 };
 
 class Program {

@@ -29,7 +29,7 @@ DType parse_dtype(std::string_view name);  // throws std::invalid_argument
 struct View {
   float* data;
   int64_t rows, columns, stride;
-  bool packed = false;
+  float packed = 0;  // by what they are multiplied there; 0: float32
   float* row(int64_t i) const { return data + i * stride; }
 };
 

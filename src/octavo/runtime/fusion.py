@@ -88,13 +88,14 @@ def pack_inputs_of_products(nodes: list[Node]) -> None:
             readers.setdefault(value.root, []).append(node)
 
     def packs(node: Node) -> bool:
-        return node.op == "linear_silu_mul" and node.constants["weight"].reads_packed_rows or node.op == "rms_norm"
+        return node.op == "linear_silu_mul" and bool(node.constants["weight"].packed_factor) or node.op == "rms_norm"
 
-    def reads_packed(node: Node, value: Value) -> bool:
+    def wanted_factor(node: Node, value: Value) -> float:
         is_product = node.op in ("linear", "linear_add", "linear_silu_mul")
-        return is_product and node.inputs[0] is value and node.constants["weight"].reads_packed_rows
+        return node.constants["weight"].packed_factor if is_product and node.inputs[0] is value else 0.0
 
     for node in nodes:
         value = node.output
         if value is not None and packs(node):
-            value.packed = value in readers and all(reads_packed(reader, value) for reader in readers[value])
+            factors = {wanted_factor(reader, value) for reader in readers.get(value, ())}
+            value.packed = factors.pop() if len(factors) == 1 else 0.0
