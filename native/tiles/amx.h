@@ -122,8 +122,8 @@ struct AmxAccumulators {
     asm volatile("" ::: "memory");
     const char* at = reinterpret_cast<const char*>(weights);
     for (int64_t b = 0; b < num_blocks; ++b, at += kBlockBytes, operands += rows * kBlockSteps) {
-      load_left(at, once);
       prefetch.quarter(b, 0);
+      load_left(at, once);
       load_right(at, once);
       prefetch.quarter(b, 1);
       _tile_loadd(4, operands, kRowBytes);

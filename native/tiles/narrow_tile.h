@@ -41,11 +41,12 @@ struct NarrowTile {
     static_assert(kRowBytes == 64);
     asm volatile("" ::: "memory");
     for (int64_t b = 0; b < num_blocks; ++b, weights += Sums::kBlockBytes / sizeof(Weight)) {
+      prefetch.quarter(b, 0);
       Sums::load_left(weights, once);
       Sums::load_right(weights, once);
       for (int plane = 0; plane < kPlanes; ++plane, operands += rows * kBlockSteps) {
-        prefetch.quarter(b, plane);
         _tile_loadd(4, operands, kRowBytes);
+        prefetch.quarter(b, plane + 1);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (rows <= 16) continue;
@@ -53,7 +54,6 @@ struct NarrowTile {
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
       }
-      prefetch.quarter(b, 3);
     }
   }
 

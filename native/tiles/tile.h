@@ -71,8 +71,14 @@ struct Prefetch {
   bool into_l2 = false;  // and no nearer: what is used soon keeps the L1 and the buffers that fill it
 
   void step(int64_t s) const { fetch(s, 0, bytes_per_step); }
-  // The same in four parts, so that they can stand between other loads.
-  void quarter(int64_t s, int i) const { fetch(s, bytes_per_step * i / 4, bytes_per_step * (i + 1) / 4); }
+  // The same in four parts, so that they can stand between other loads: all at once they would queue up. What is wanted
+  // in the L1 is wanted soon, and comes with the first.
+  void quarter(int64_t s, int i) const {
+    if (into_l2)
+      fetch(s, bytes_per_step * i / 4, bytes_per_step * (i + 1) / 4);
+    else if (i == 0)
+      step(s);
+  }
 
  private:
   void fetch(int64_t s, int64_t begin, int64_t end) const {
