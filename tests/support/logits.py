@@ -44,8 +44,8 @@ def reference_logits(
     formats: WeightFormats | None = None,
     variant: str = "",
 ) -> Logits:
-    """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain, `variant`: the instruction set
-    whose way of unpacking counts."""
+    """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain, `variant`: the instruction
+    set whose way of unpacking counts."""
     checkpoint = open_checkpoint(path)
     config = ModelConfig.from_hf(checkpoint.config)
     backend, ops = ReferenceBackend(unpacks_in_halves=variant in isa.UNPACKS_IN_HALVES), ReferenceOps()
@@ -57,11 +57,9 @@ def reference_logits(
         max_model_len or config.max_position_embeddings,
     )
     batch = one_request(len(token_ids), 16, token_ids)
-    caches = [
-        backend.kv_cache(len(batch.block_tables[0]), 16, config.num_kv_heads, config.head_dim, dtype)
-        for _ in range(config.num_layers)
-    ]
-    hidden = model.forward(ops, batch, caches)
+    num_blocks = len(batch.block_tables[0])
+    blocks = backend.kv_blocks(config.num_layers, num_blocks, 16, config.num_kv_heads, config.head_dim, dtype)
+    hidden = model.forward(ops, batch, [blocks.layer(i) for i in range(config.num_layers)])
     logits: Logits = model.logits(ops, hidden, batch)
     return logits
 
