@@ -44,8 +44,8 @@ def reference_logits(
     formats: WeightFormats | None = None,
     variant: str = "",
 ) -> Logits:
-    """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain, `variant`: the instruction set
-    whose way of unpacking counts."""
+    """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain, `variant`: the instruction
+    set whose way of unpacking counts."""
     checkpoint = open_checkpoint(path)
     config = ModelConfig.from_hf(checkpoint.config)
     backend, ops = ReferenceBackend(unpacks_in_halves=variant in isa.UNPACKS_IN_HALVES), ReferenceOps()
