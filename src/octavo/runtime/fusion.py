@@ -88,11 +88,13 @@ def pack_inputs_of_products(nodes: list[Node]) -> None:
             readers.setdefault(value.root, []).append(node)
 
     def packs(node: Node) -> bool:
-        return node.op == "linear_silu_mul" and bool(node.constants["weight"].packed_factor) or node.op == "rms_norm"
+        if node.op == "linear_silu_mul":  # its own blocks of rows must be those of its reader
+            return bool(node.constants["weight"].packed_factor)
+        return node.op == "rms_norm"
 
     def wanted_factor(node: Node, value: Value) -> float:
         is_product = node.op in ("linear", "linear_add", "linear_silu_mul")
-        return node.constants["weight"].packed_factor if is_product and node.inputs[0] is value else 0.0
+        return float(node.constants["weight"].packed_factor) if is_product and node.inputs[0] is value else 0.0
 
     for node in nodes:
         value = node.output
