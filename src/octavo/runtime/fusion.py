@@ -88,13 +88,15 @@ def pack_inputs_of_products(nodes: list[Node]) -> None:
             readers.setdefault(value.root, []).append(node)
 
     def packs(node: Node) -> bool:
-        return node.op == "linear_silu_mul" and node.constants["weight"].reads_packed_rows or node.op == "rms_norm"
+        if node.op == "linear_silu_mul":  # its own blocks of rows must be those of its reader
+            return bool(node.constants["weight"].reads_packed_rows)
+        return node.op == "rms_norm"
 
     def reads_packed(node: Node, value: Value) -> bool:
         is_product = node.op in ("linear", "linear_add", "linear_silu_mul")
-        return is_product and node.inputs[0] is value and node.constants["weight"].reads_packed_rows
+        return is_product and node.inputs[0] is value and bool(node.constants["weight"].reads_packed_rows)
 
     for node in nodes:
-        value = node.output
-        if value is not None and packs(node):
-            value.packed = value in readers and all(reads_packed(reader, value) for reader in readers[value])
+        output = node.output
+        if output is not None and output in readers and packs(node):
+            output.packed = all(reads_packed(reader, output) for reader in readers[output])
