@@ -32,7 +32,8 @@ struct RowBlocks {
 
 // The height of the blocks of `num_rows` rows: at most `max_block_rows`, whatever the product.
 inline int64_t block_height(int64_t num_rows, int64_t max_block_rows) {
-  return divide_up(num_rows, divide_up(num_rows, max_block_rows));
+  const int64_t rows = std::max<int64_t>(num_rows, 1);
+  return divide_up(rows, divide_up(rows, max_block_rows));
 }
 
 // Calls f(blocks) for all of `num_rows` rows, in parts of at most `at_once` and of nearly equal numbers of blocks.
