@@ -45,24 +45,31 @@ struct Int16Packing {
   // One row of a block of `rows`.
   void pack(const float* x, int64_t rows, Int16Tile::Operand* out, float& scale) const {
     const int64_t columns = weight.columns();
-    Vec highest = Vec::zero(), remainder = Vec::zero();  // zero times what is not finite is not a number
-    for (int64_t k = 0; k < columns; k += 16) {
-      const Vec values = load(x, k, columns);
-      highest = max(highest, abs(values));
-      remainder = fma(values, Vec::zero(), remainder);
-    }
-    const bool finite = equal(remainder, remainder) == 0xffff;
-    const float top = largest(highest);
+    // As integers, the bits of |x| are in its order, and what is not finite is beyond all numbers.
+    Integers highest = Integers::zero();
+    const int64_t whole = columns / 16 * 16;
+    for (int64_t k = 0; k < whole; k += 16) highest = max(highest, Integers::bits_of(abs(load(x, k))));
+    if (whole < columns) highest = max(highest, Integers::bits_of(abs(load(x, whole, columns))));
+    const float top = std::bit_cast<float>(largest(highest));
+    const bool finite = top <= std::numeric_limits<float>::max();
     scale = finite ? top / kHighestInt16 : std::numeric_limits<float>::quiet_NaN();
     const bool zeros = !finite || !(top > kLeastActivation);
     const Vec inverse = Vec::set1(zeros ? 0.0f : kHighestInt16 / top);
     constexpr int64_t kBlock = kBlockSteps * Int16Tile::kStep;
-    for (int64_t begin = 0; begin < columns; begin += kBlock, out += Int16Tile::kPlanes * rows * kBlockSteps)
-      for (int64_t k = begin; k < begin + kBlock; k += 16)
-        Int16Tile::store_operands(out + (k - begin) / Int16Tile::kStep, rows * kBlockSteps,
-                                  Integers::rounded(load(x, k, zeros ? 0 : columns) * inverse));
+    const auto store = [&](int64_t k, auto load_at) __attribute__((always_inline)) {
+      Integers codes[Int16Tile::kStep];
+#pragma GCC unroll 4
+      for (int v = 0; v < Int16Tile::kStep; ++v) codes[v] = Integers::rounded(load_at(k + v * 16) * inverse);
+      Int16Tile::store_block(out, rows * kBlockSteps, codes);
+      out += Int16Tile::kPlanes * rows * kBlockSteps;
+    };
+    const int64_t end = zeros ? 0 : columns;
+    int64_t k = 0;
+    for (; k + kBlock <= end; k += kBlock) store(k, [&](int64_t at) { return load(x, at); });
+    for (; k < columns; k += kBlock) store(k, [&](int64_t at) { return load(x, at, end); });
   }
 
+  Vec load(const float* x, int64_t k) const { return Vec::load(x + k) * Vec::load(weight.channel_scales() + k); }
   // x[k, k + 16) times the scales of the channels, with zeros from `end` on.
   Vec load(const float* x, int64_t k, int64_t end) const {
     const int n = static_cast<int>(std::clamp<int64_t>(end - k, 0, 16));

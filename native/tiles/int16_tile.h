@@ -43,12 +43,21 @@ struct Int16Tile {
   // `high`: where the sum of this row of operands belongs.
   static void store(Sum sum, bool, int32_t* high, int64_t) { sum.store(high); }
 
-  // Sixteen activations, integers; their low bytes `plane` operands behind the high ones.
-  static void store_operands(Operand* out, int64_t plane, Integers x) {
-    const __m128i offset = _mm_set1_epi32(static_cast<int>(kOffset));
-    const Integers high = (x + Integers::set1(128)).shift_right<8>();
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_xor_si128(high.low_bytes(), offset));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + plane), _mm_xor_si128(x.low_bytes(), offset));
+  // Sixteen operands; their low bytes `plane` operands behind the high ones. A code lies in [-32639, 32639].
+  static void store_block(Operand* out, int64_t plane, const Integers (&x)[kStep]) {
+    const __m512i a = _mm512_packs_epi32(x[0].v, x[1].v), b = _mm512_packs_epi32(x[2].v, x[3].v);
+    const auto high = [](__m512i c) { return _mm512_srai_epi16(_mm512_add_epi16(c, _mm512_set1_epi16(128)), 8); };
+    const auto low = [](__m512i c) { return _mm512_and_si512(c, _mm512_set1_epi16(255)); };
+    store_bytes(out, _mm512_packs_epi16(high(a), high(b)));
+    store_bytes(out + plane, _mm512_packus_epi16(low(a), low(b)));
+  }
+
+ private:
+  // Packing took four dwords of four vectors by turns.
+  static void store_bytes(Operand* out, __m512i bytes) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i offset = _mm512_set1_epi32(static_cast<int>(kOffset));
+    _mm512_storeu_si512(out, _mm512_xor_si512(_mm512_permutexvar_epi32(order, bytes), offset));
   }
 };
 
@@ -85,12 +94,14 @@ struct Int16Tile {
     lower.store(high + plane);
   }
 
-  static void store_operands(Operand* out, int64_t, Integers x) {
-    int32_t whole[16];
-    x.store(whole);
-    for (int i = 0; i < 4; ++i, ++out) {
-      const auto pair = [&](int k) { return (whole[4 * i + k] & 0xffff) | whole[4 * i + k + 2] << 16; };
-      *out = {pair(0), pair(1)};
+  static void store_block(Operand* out, int64_t, const Integers (&x)[kStep]) {
+    for (const Integers& vector : x) {
+      int32_t whole[16];
+      vector.store(whole);
+      for (int i = 0; i < 4; ++i, ++out) {
+        const auto pair = [&](int k) { return (whole[4 * i + k] & 0xffff) | whole[4 * i + k + 2] << 16; };
+        *out = {pair(0), pair(1)};
+      }
     }
   }
 };

@@ -1,6 +1,8 @@
 // Integers: sixteen of 32 bits, in whatever registers the variant has, and what products of int16 need of them.
 #pragma once
 
+#include <algorithm>
+
 #include "tiles/vec.h"
 
 namespace octavo {
@@ -16,11 +18,14 @@ struct Integers {
   void store(void* p) const { _mm512_storeu_si512(p, v); }
   // To the nearest, ties to even.
   static Integers rounded(Vec x) { return {_mm512_cvtps_epi32(x.v)}; }
+  static Integers bits_of(Vec x) { return {_mm512_castps_si512(x.v)}; }
   Vec to_float() const { return {_mm512_cvtepi32_ps(v)}; }
 
   friend Integers operator+(Integers x, Integers y) { return {_mm512_add_epi32(x.v, y.v)}; }
   friend Integers operator-(Integers x, Integers y) { return {_mm512_sub_epi32(x.v, y.v)}; }
   friend Integers operator&(Integers x, Integers y) { return {_mm512_and_si512(x.v, y.v)}; }
+  friend Integers max(Integers x, Integers y) { return {_mm512_max_epi32(x.v, y.v)}; }
+  friend int32_t largest(Integers x) { return _mm512_reduce_max_epi32(x.v); }
   template <int kBits>
   Integers shift_left() const {
     return {_mm512_slli_epi32(v, kBits)};
@@ -29,7 +34,6 @@ struct Integers {
   Integers shift_right() const {  // keeps the sign
     return {_mm512_srai_epi32(v, kBits)};
   }
-  __m128i low_bytes() const { return _mm512_cvtepi32_epi8(v); }
 
   // Of four bytes those with even and with odd index, as two of 16 bits; the products of such pairs, added.
   Integers even_bytes() const { return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8)}; }
@@ -54,10 +58,17 @@ struct Integers {
     _mm256_storeu_si256(at + 1, b);
   }
   static Integers rounded(Vec x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+  static Integers bits_of(Vec x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
   Vec to_float() const { return {_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)}; }
 
   friend Integers operator+(Integers x, Integers y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
   friend Integers operator&(Integers x, Integers y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+  friend Integers max(Integers x, Integers y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
+  friend int32_t largest(Integers x) {
+    int32_t lanes[16];
+    x.store(lanes);
+    return *std::max_element(lanes, lanes + 16);
+  }
   template <int kBits>
   Integers shift_left() const {
     return {_mm256_slli_epi32(a, kBits), _mm256_slli_epi32(b, kBits)};
