@@ -101,7 +101,8 @@ void bind_memory(nb::module_& m) {
             return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(self.packed(), {self.bytes()});
           },
           nb::rv_policy::reference_internal)
-      .def_prop_ro("packed_factor", &packed_factor)
+      .def("reads_rows_of", &reads_rows_of)
+      .def("leaves_packed_silu_mul", &leaves_packed_silu_mul)
       .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul);
 
   nb::class_<KVCache>(m, "KVCache");

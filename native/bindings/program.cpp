@@ -24,8 +24,8 @@ using Keep = nb::keep_alive<1, n>;
 
 void bind_program(nb::module_& m) {
   nb::class_<Slice>(m, "Slice")
-      .def(nb::init<int, int64_t, int64_t, float>(), nb::arg("buffer"), nb::arg("first"), nb::arg("columns"),
-           nb::arg("packed") = 0.0f)
+      .def(nb::init<int, int64_t, int64_t, const Matrix*>(), nb::arg("buffer"), nb::arg("first"), nb::arg("columns"),
+           nb::arg("reader").none() = nb::none(), Keep<5>())
       .def_ro("buffer", &Slice::buffer)
       .def_ro("first", &Slice::first)
       .def_ro("columns", &Slice::columns);

@@ -12,14 +12,15 @@ namespace octavo {
 
 // As AmxPanelKernel: sixteen rows of two planes fill the tiles. Integer sums stay in the cache between chunks.
 struct Int16Panel {
-  static constexpr int64_t kRows = kAmxRows / Int16Tile::kPlanes;
+  static constexpr int64_t kRows = Int16Rows::kMaxBlockRows, kMaxRowsAtOnce = 256;
+  static_assert(kRows * Int16Tile::kPlanes == kAmxRows);
 
   // tiles [block][plane][rows of the block][32] of each block in kAmxRows rows. Calls done(b) when those of block b are
   // complete.
   template <class Done>
-  static void multiply(const Int16Packing& packing, const Matrix& weight, int64_t p, int32_t* tiles, const Done& done) {
+  static void multiply(const RowBlocks& blocks, const Int16Rows& packed, const Matrix& weight, int64_t p,
+                       int32_t* tiles, const Done& done) {
     using Sums = AmxAccumulators;
-    const RowBlocks& blocks = packing.blocks;
     const int64_t depth = weight.num_steps() / kBlockSteps;
     const bool one = blocks.num_blocks == 1;  // its sums stay in the tiles
     for (int64_t begin = 0; begin < depth; begin += kChunk) {
@@ -32,8 +33,8 @@ struct Int16Panel {
           Sums::zero();
         else if (!one)
           Sums::load(rows, tile);
-        Sums::add(rows, packing.operands(b) + begin * rows * kBlockSteps, weights, end - begin,
-                  plan_amx_prefetch(weights, end - begin, b, blocks.num_blocks, rows), one);
+        Sums::add(rows, packed.operands(blocks.first + blocks.begin(b)) + begin * rows * kBlockSteps, weights,
+                  end - begin, plan_amx_prefetch(weights, end - begin, b, blocks.num_blocks, rows), one);
         if (!one || end == depth) Sums::store(rows, tile);
         if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
       }
@@ -50,15 +51,16 @@ struct Int16Panel {
 #else
 
 struct Int16Panel {
-  static constexpr int64_t kRows = kTileRows / Int16Tile::kPlanes;
+  static constexpr int64_t kRows = Int16Rows::kMaxBlockRows, kMaxRowsAtOnce = 240;
   static constexpr int64_t kTileSize = 2 * kRows * Matrix::kPanelColumns;
 
   template <class Done>
-  static void multiply(const Int16Packing& packing, const Matrix& weight, int64_t p, int32_t* tiles, const Done& done) {
-    const RowBlocks& blocks = packing.blocks;
+  static void multiply(const RowBlocks& blocks, const Int16Rows& packed, const Matrix& weight, int64_t p,
+                       int32_t* tiles, const Done& done) {
     for (int64_t b = 0; b < blocks.num_blocks; ++b) {
-      multiply_table(blocks.height(b), packing.operands(b), weight, p, plan_prefetch(weight, p, b, blocks.num_blocks),
-                     tiles + b * kTileSize, std::make_index_sequence<kRows>());
+      multiply_table(blocks.height(b), packed.operands(blocks.first + blocks.begin(b)), weight, p,
+                     plan_prefetch(weight, p, b, blocks.num_blocks), tiles + b * kTileSize,
+                     std::make_index_sequence<kRows>());
       done(b);
     }
   }

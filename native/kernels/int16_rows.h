@@ -14,10 +14,23 @@ inline constexpr float kHighestInt16 = 32639.0f;
 inline constexpr float kLeastActivation = 1e-30f;
 
 // The operands of some rows, [block][16 steps][plane][row][16], and the scale of each row before them.
-struct Int16Packing {
-  RowBlocks blocks;
-  const Matrix& weight;
-  void* memory;
+class Int16Rows {
+ public:
+#ifdef __AMX_INT8__
+  static constexpr int64_t kMaxBlockRows = 16;  // of two planes each
+#else
+  static constexpr int64_t kMaxBlockRows = kTileRows / Int16Tile::kPlanes;
+#endif
+
+  // Of rows [first, first + rows) of the inputs of products with `weight`, in `memory`.
+  Int16Rows(const Matrix& weight, int64_t first, int64_t rows, int64_t block_rows, void* memory)
+      : weight_(weight),
+        blocks_{first, rows, block_rows},
+        scales_(static_cast<float*>(memory)),
+        operands_(reinterpret_cast<Int16Tile::Operand*>(static_cast<char*>(memory) + scale_bytes(rows))) {}
+  // `rows`: packed.
+  explicit Int16Rows(View rows)
+      : Int16Rows(*rows.reader, 0, rows.rows, block_height(rows.rows, kMaxBlockRows), rows.data) {}
 
   static int64_t operands_of_row(int64_t columns) {
     return Int16Tile::kPlanes * round_up(divide_up(columns, Int16Tile::kStep), kBlockSteps);
@@ -26,17 +39,17 @@ struct Int16Packing {
     return scale_bytes(rows) + static_cast<size_t>(rows * operands_of_row(columns)) * sizeof(Int16Tile::Operand);
   }
 
-  float* scales(int64_t b) const { return static_cast<float*>(memory) + blocks.begin(b); }
-  Int16Tile::Operand* operands(int64_t b) const {
-    auto* first = reinterpret_cast<Int16Tile::Operand*>(static_cast<char*>(memory) + scale_bytes(blocks.rows));
-    return first + blocks.begin(b) * operands_of_row(weight.columns());
-  }
+  // They take no more than the floats in whose place they are.
+  static bool fit(int64_t columns) { return columns > 16; }
 
-  // This worker's share of the rows of x.
-  void fill(View x, Worker worker) const {
-    blocks.share_out(worker, [&](int64_t b, int64_t r) {
-      pack(x.row(blocks.first + blocks.begin(b) + r), blocks.height(b), operands(b) + r * kBlockSteps, scales(b)[r]);
-    });
+  const float* scales(int64_t row) const { return scales_ + row - blocks_.first; }
+  // From the first row of a block on.
+  Int16Tile::Operand* operands(int64_t row) const {
+    return operands_ + (row - blocks_.first) * operands_of_row(weight_.columns());
+  }
+  void pack(int64_t row, const float* x) const {
+    const int64_t b = (row - blocks_.first) / blocks_.block_rows, begin = blocks_.first + blocks_.begin(b);
+    pack(x, blocks_.height(b), operands(begin) + (row - begin) * kBlockSteps, scales_[row - blocks_.first]);
   }
 
  private:
@@ -44,7 +57,7 @@ struct Int16Packing {
 
   // One row of a block of `rows`.
   void pack(const float* x, int64_t rows, Int16Tile::Operand* out, float& scale) const {
-    const int64_t columns = weight.columns();
+    const int64_t columns = weight_.columns();
     // As integers, the bits of |x| are in its order, and what is not finite is beyond all numbers.
     Integers highest = Integers::zero();
     const int64_t whole = columns / 16 * 16;
@@ -69,12 +82,17 @@ struct Int16Packing {
     for (; k < columns; k += kBlock) store(k, [&](int64_t at) { return load(x, at, end); });
   }
 
-  Vec load(const float* x, int64_t k) const { return Vec::load(x + k) * Vec::load(weight.channel_scales() + k); }
+  Vec load(const float* x, int64_t k) const { return Vec::load(x + k) * Vec::load(weight_.channel_scales() + k); }
   // x[k, k + 16) times the scales of the channels, with zeros from `end` on.
   Vec load(const float* x, int64_t k, int64_t end) const {
     const int n = static_cast<int>(std::clamp<int64_t>(end - k, 0, 16));
-    return Vec::load(x + (n ? k : 0), n) * Vec::load(weight.channel_scales() + k);
+    return Vec::load(x + (n ? k : 0), n) * Vec::load(weight_.channel_scales() + k);
   }
+
+  const Matrix& weight_;
+  RowBlocks blocks_;
+  float* scales_;
+  Int16Tile::Operand* operands_;
 };
 
 }  // namespace octavo

@@ -1,5 +1,6 @@
 // linear: the blocking around the multiply tiles. Threads share the panels (columns of the output), never K.
 #include "kernels/amx_panel.h"
+#include "kernels/int16_rows.h"
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int16.h"
 #include "kernels/linear_int8.h"
@@ -75,7 +76,7 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
   const int64_t at_once = rows_at_once<Tile>(x.columns);
   if constexpr (std::is_same_v<Tile, BFloat16Tile>) {
     static_assert(kRows == PackedRows::kMaxBlockRows);
-    if (x.packed)
+    if (x.reader)
       return for_each_part(x.rows, at_once, kRows, [&](const RowBlocks& blocks) {
         const Operand* operands = PackedRows(x).from(blocks.first);
         // Other workers have written them: a few rows are fetched sooner at once than tile by tile.
@@ -122,12 +123,20 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
   }
 }
 
-float packed_factor(const Matrix& weight) { return weight.dtype() == DType::kBFloat16 ? weight.input_factor() : 0; }
+bool reads_rows_of(const Matrix& weight, const Matrix& other) {
+  if (weight.dtype() != other.dtype()) return false;
+  if (weight.dtype() == DType::kInt16) return &weight == &other && Int16Rows::fit(weight.columns());
+  return weight.dtype() == DType::kBFloat16 && weight.input_factor() == other.input_factor();
+}
 
 int64_t rows_worth_sharing(const Matrix& weight) { return weight.is_narrow() ? 96 : 160; }
 
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team) {
   linear_then(x, weight, team.worker.share(weight.num_panels()), 0, StoreTile{weight, residual, out}, team);
+}
+
+bool leaves_packed_silu_mul(const Matrix& weight, const Matrix& reader) {
+  return weight.dtype() == DType::kBFloat16 && reader.dtype() == DType::kBFloat16;
 }
 
 bool can_fuse_silu_mul(const Matrix& weight) { return weight.rows() % (2 * kColumns) == 0; }

@@ -73,9 +73,10 @@ struct SiluMulTiles {
     const int64_t column = panel * Matrix::kPanelColumns;
     const float* const scales[] = {weight.column_scales(panel), weight.column_scales(panel + weight.num_panels() / 2)};
     const auto finished = [&](int64_t r, int64_t v) { return finish(tiles, scales, r, v, column); };
-    if (out.packed) {
-      PairOperand* to = PackedRows(out).group(first_row, panel);
-      const Vec factor = Vec::set1(out.packed);
+    if (out.reader) {
+      const PackedRows packed(out);
+      PairOperand* to = packed.group(first_row, panel);
+      const Vec factor = Vec::set1(packed.factor());
       for (int64_t r = 0; r < rows; ++r, to += kBlockSteps)
         store_pairs(to, finished(r, 0) * factor, finished(r, 16) * factor);
       return;

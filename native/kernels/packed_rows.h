@@ -21,7 +21,10 @@ class PackedRows {
       : blocks_{0, rows.rows, block_height(rows.rows, kMaxBlockRows)},
         operands_of_row_(num_operands<BFloat16Tile>(1, rows.columns)),
         operands_(reinterpret_cast<PairOperand*>(rows.data)),
-        factor_(rows.packed) {}
+        columns_(rows.columns),
+        factor_(rows.reader->input_factor()) {}
+
+  float factor() const { return factor_; }
 
   // From the first row of a block on.
   const PairOperand* from(int64_t row) const { return operands_ + row * operands_of_row_; }
@@ -30,19 +33,19 @@ class PackedRows {
     const int64_t b = row / blocks_.block_rows, begin = blocks_.begin(b);
     return operands_ + begin * operands_of_row_ + (group * blocks_.height(b) + row - begin) * kBlockSteps;
   }
-  // Row `row` [columns].
-  void pack(int64_t row, const float* x, int64_t columns) const {
+  void pack(int64_t row, const float* x) const {
     const int64_t height = blocks_.height(row / blocks_.block_rows);
     if (factor_ == 1)
-      pack_row<BFloat16Tile>(x, columns, height, group(row, 0));
+      pack_row<BFloat16Tile>(x, columns_, height, group(row, 0));
     else
-      pack_row<BlockInputTile>(x, columns, height, group(row, 0));
+      pack_row<BlockInputTile>(x, columns_, height, group(row, 0));
   }
 
  private:
   RowBlocks blocks_;
   int64_t operands_of_row_;
   PairOperand* operands_;
+  int64_t columns_;
   float factor_;
 };
 

@@ -38,7 +38,7 @@ void Program::allocate() {
 
 View Program::view(Slice slice, int64_t rows) const {
   const Buffer& buffer = buffers_[slice.buffer];
-  return {workspace_.as<float>() + buffer.offset + slice.first, rows, slice.columns, buffer.stride, slice.packed};
+  return {workspace_.as<float>() + buffer.offset + slice.first, rows, slice.columns, buffer.stride, slice.reader};
 }
 
 View Program::view(Slice slice, const Part& part) const {

@@ -2,12 +2,29 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/int16_rows.h"
 #include "kernels/packed_rows.h"
 #include "octavo/kernels.h"
 #include "octavo/memory.h"
 #include "tiles/vec.h"
 
 namespace octavo {
+namespace {
+
+void normalise(const float* x, int64_t columns, const float* weight, float eps, float* out) {
+  Vec squares = Vec::zero();
+  for (int64_t k = 0; k < columns; k += 16) {
+    const Vec v = Vec::load(x + k, static_cast<int>(std::min<int64_t>(16, columns - k)));
+    squares = fma(v, v, squares);
+  }
+  const Vec scale = Vec::set1(1.0f / std::sqrt(sum(squares) / static_cast<float>(columns) + eps));
+  for (int64_t k = 0; k < columns; k += 16) {
+    const int n = static_cast<int>(std::min<int64_t>(16, columns - k));
+    (Vec::load(x + k, n) * scale * Vec::load(weight + k, n)).store(out + k, n);
+  }
+}
+
+}  // namespace
 
 void embedding(const Matrix& table, const int32_t* token_ids, View out, Worker worker) {
   const auto rows = worker.share(out.rows);
@@ -21,24 +38,23 @@ void embedding(const Matrix& table, const int32_t* token_ids, View out, Worker w
 }
 
 void rms_norm(View x, const float* weight, float eps, View out, Worker worker) {
-  struct NormScratch;
-  float* const row_to_pack = out.packed ? scratch<NormScratch, float>(x.columns) : nullptr;
   const auto rows = worker.share(x.rows);
-  for (int64_t t = rows.begin; t < rows.end; ++t) {
-    const float* in = x.row(t);
-    float* const to = out.packed ? row_to_pack : out.row(t);
-    Vec squares = Vec::zero();
-    for (int64_t k = 0; k < x.columns; k += 16) {
-      const Vec v = Vec::load(in + k, static_cast<int>(std::min<int64_t>(16, x.columns - k)));
-      squares = fma(v, v, squares);
-    }
-    const Vec scale = Vec::set1(1.0f / std::sqrt(sum(squares) / static_cast<float>(x.columns) + eps));
-    for (int64_t k = 0; k < x.columns; k += 16) {
-      const int n = static_cast<int>(std::min<int64_t>(16, x.columns - k));
-      (Vec::load(in + k, n) * scale * Vec::load(weight + k, n)).store(to + k, n);
-    }
-    if (out.packed) PackedRows(out).pack(t, to, x.columns);
+  if (!out.reader) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) normalise(x.row(t), x.columns, weight, eps, out.row(t));
+    return;
   }
+  struct NormScratch;
+  float* const row = scratch<NormScratch, float>(x.columns);
+  const auto pack_rows = [&](const auto& packed) {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      normalise(x.row(t), x.columns, weight, eps, row);
+      packed.pack(t, row);
+    }
+  };
+  if (out.reader->dtype() == DType::kInt16)
+    pack_rows(Int16Rows(out));
+  else
+    pack_rows(PackedRows(out));
 }
 
 void rope(View x, const int32_t* positions, const float* table, int64_t rotary_dim, int64_t head_dim, View out,

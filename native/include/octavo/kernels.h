@@ -30,15 +30,17 @@ int64_t rows_worth_sharing(const Matrix& weight);
 // What Team::shared must hold for a product of `rows` rows.
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows);
 
-// By what inputs are multiplied in packed rows for products with this matrix; 0: they read none.
-float packed_factor(const Matrix& weight);
+// A product with this matrix reads rows that are packed for the other's. With itself: it reads packed rows.
+bool reads_rows_of(const Matrix& weight, const Matrix& other);
 
 // out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team);
 
 // out = silu_mul(linear(x, weight)), to the bit, without writing the product. Both halves of the matrix must be whole
-// panels: can_fuse_silu_mul. `out` may be packed where the matrix reads packed rows.
+// panels: can_fuse_silu_mul. `out` may be packed for readers with the same blocks of rows:
+// leaves_packed_silu_mul.
 bool can_fuse_silu_mul(const Matrix& weight);
+bool leaves_packed_silu_mul(const Matrix& weight, const Matrix& reader);
 void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team);
 
 // In place where out.data == x.data. `table`: [max_positions, rotary_dim].

@@ -39,7 +39,7 @@ struct Part {
 struct Slice {
   int buffer;
   int64_t first, columns;
-  float packed;  // of a View; all columns of the buffer
+  const Matrix* reader;  // of a View; then all columns of the buffer
 };
 
 class Program {

@@ -24,12 +24,14 @@ enum class DType { kFloat32, kBFloat16, kInt8, kInt16 };
 
 DType parse_dtype(std::string_view name);  // throws std::invalid_argument
 
+class Matrix;
+
 // float32 [rows, columns], rows `stride` floats apart; or, in their place, what a product makes of them
 // (kernels/packed_rows.h).
 struct View {
   float* data;
   int64_t rows, columns, stride;
-  float packed = 0;  // by what they are multiplied there; 0: float32
+  const Matrix* reader = nullptr;  // the matrix of that product; null: float32
   float* row(int64_t i) const { return data + i * stride; }
 };
 

@@ -3,7 +3,11 @@ same order: the bytes never change, only trips through memory and barriers are s
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.runtime.trace import Node, Value
+
+PRODUCTS = ("linear", "linear_add", "linear_silu_mul")
 
 
 def fuse(nodes: list[Node]) -> list[Node]:
@@ -87,17 +91,21 @@ def pack_inputs_of_products(nodes: list[Node]) -> None:
         for value in node.inputs:
             readers.setdefault(value.root, []).append(node)
 
-    def packs(node: Node) -> bool:
-        if node.op == "linear_silu_mul":  # its own blocks of rows must be those of its reader
-            return bool(node.constants["weight"].packed_factor)
+    def leaves_packed(node: Node, reader: Any) -> bool:
+        if node.op == "linear_silu_mul":
+            return bool(node.constants["weight"].leaves_packed_silu_mul(reader))
         return node.op == "rms_norm"
-
-    def wanted_factor(node: Node, value: Value) -> float:
-        is_product = node.op in ("linear", "linear_add", "linear_silu_mul")
-        return float(node.constants["weight"].packed_factor) if is_product and node.inputs[0] is value else 0.0
 
     for node in nodes:
         value = node.output
-        if value is not None and packs(node):
-            factors = {wanted_factor(reader, value) for reader in readers.get(value, ())}
-            value.packed = factors.pop() if len(factors) == 1 else 0.0
+        if value is None:
+            continue
+        reading = readers.get(value, [])
+        weights = [r.constants["weight"] for r in reading if r.op in PRODUCTS and r.inputs[0] is value]
+        if (
+            weights
+            and len(weights) == len(reading)
+            and all(weight.reads_rows_of(weights[0]) for weight in weights)
+            and leaves_packed(node, weights[0])
+        ):
+            value.reader = weights[0]

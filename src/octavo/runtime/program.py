@@ -126,7 +126,7 @@ class ProgramExecutor:
         return [Instruction(*row) for row in self.native.instructions]
 
     def _place(self, value: Value) -> Any:
-        return self._slice(self._buffers[value.root], value.first, value.columns, value.packed)
+        return self._slice(self._buffers[value.root], value.first, value.columns, value.reader)
 
     def _name(self, weight: Any) -> str:
         return self._names.get(id(weight), "")

@@ -21,8 +21,8 @@ class Value:
     columns: int
     parent: Value | None = None
     first: int = 0  # its first column in the parent
-    # Not 0: its memory holds what products make of it times this factor (native/kernels/packed_rows.h).
-    packed: float = 0.0
+    # A weight: its memory holds what products with that make of it (native/kernels/packed_rows.h).
+    reader: Any = None
 
     @property
     def root(self) -> Value:
