@@ -60,6 +60,7 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
     blocks.share_out(worker, [&](int64_t b, int64_t r) {
       const int64_t begin = blocks.begin(b);
       const float* row = x.row(blocks.first + begin + r);
+      fetch_ahead(x, blocks.first + begin + r, team.worker);
       Operand* out = operands + num_operands<Tile>(begin, x.columns) + r * kBlockSteps;
       if constexpr (std::is_base_of_v<Tile, BlockInputTile>)
         if (weight.has_blocks()) return pack_row<BlockInputTile>(row, x.columns, blocks.height(b), out);

@@ -82,8 +82,10 @@ void linear_int16(View x, const Matrix& weight, Worker::Range panels, int64_t pa
   };
   const auto pack = [&](const RowBlocks& blocks, Worker worker, void* memory) {
     const Worker::Range mine = worker.share(blocks.rows);
-    for (int64_t row = blocks.first + mine.begin; row < blocks.first + mine.end; ++row)
+    for (int64_t row = blocks.first + mine.begin; row < blocks.first + mine.end; ++row) {
+      fetch_ahead(x, row, team.worker);
       rows_in(blocks, memory).pack(row, x.row(row));
+    }
   };
   pack_and_multiply(x.rows, at_once, kRows, kRowsWorthMeeting, int16_shared_bytes(x.rows, x.columns), team, pack,
                     [&](const RowBlocks& blocks, void* memory) { multiply(blocks, rows_in(blocks, memory)); });

@@ -6,6 +6,7 @@
 
 #include "octavo/kernels.h"
 #include "octavo/memory.h"
+#include "tiles/tile.h"
 
 namespace octavo {
 
@@ -29,6 +30,15 @@ struct RowBlocks {
         pack(b, r);
   }
 };
+
+// For a worker that packs row after row of x alone, many of them: the one after the next, which lies in the cache of
+// whoever wrote it or in none. (With few rows, which workers share, fetches queue up before what is packed now.)
+inline void fetch_ahead(View x, int64_t row, Worker worker) {
+  constexpr int64_t kRowsAhead = 2;
+  if (worker.count > 1 || row + kRowsAhead >= x.rows) return;
+  Prefetch{reinterpret_cast<const char*>(x.row(row + kRowsAhead)), x.columns * static_cast<int64_t>(sizeof(float))}
+      .step(0);
+}
 
 // The height of the blocks of `num_rows` rows: at most `max_block_rows`, whatever the product.
 inline int64_t block_height(int64_t num_rows, int64_t max_block_rows) {
