@@ -15,7 +15,7 @@ from support.tools import TEXT_AND_CALLS
 
 
 async def start(*args: Any, **options: Any) -> AsyncLLM:
-    llm, engine = scripted_llm(max_model_len=4096)
+    llm, engine = scripted_llm(max_model_len=args[0].max_model_len or 4096)
     engine.script = lambda request: [*engine.tokenizer.encode(TEXT_AND_CALLS), 2]
     return llm
 

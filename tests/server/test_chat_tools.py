@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from octavo.config import ServerConfig
+from octavo.errors import ConfigError
+from octavo.server.tools import ToolCalling
 from support.scripted_engine import scripted_tokenizer
 from support.tools import (
     BERLIN,
@@ -269,3 +272,42 @@ async def test_schema_9_sixty_tools_are_taken(serve):
     (choice,) = (await ask(server, tools=tools_of_size(60, 1700)))["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert last_prompt(server).count('"name"') == 60
+
+
+async def test_the_template_shows_the_format_where_no_flag_names_it(serve):
+    """Where it shows none, the server does not start."""
+    with pytest.raises(ConfigError, match="tool_call_parser"):
+        await serve(enable_auto_tool_choice=True)
+    server = await serve()
+    config = ServerConfig(enable_auto_tool_choice=True)
+    use_template(server, "{{ tools }}[TOOL_CALLS]{{ messages[0].content }}")
+    found = ToolCalling.of(server.llm, config)
+    assert (found.name, found.is_shown) == ("mistral", True)
+    use_template(server, "<tool_call>{{ messages[0].content }}")
+    found = ToolCalling.of(server.llm, config)
+    assert (found.name, found.is_shown) == ("hermes", False)
+    assert ToolCalling.of(server.llm, ServerConfig(tool_call_parser="hermes")) is None
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("llama3_json", f'{{"name": "get_weather", "parameters": {BERLIN}}}; {{"name": "get_time"}}'),
+        ("mistral", f"[TOOL_CALLS]get_weather{BERLIN}[TOOL_CALLS]get_time{{}}"),
+        ("pythonic", '[get_weather(city="Berlin", days=2), get_time()]'),
+        (
+            "qwen3_coder",
+            "<tool_call><function=get_weather>\n<parameter=city>\nBerlin\n</parameter>\n<parameter=days>\n2\n</parameter>"
+            "\n</function></tool_call>\n<tool_call><function=get_time>\n</function></tool_call>",
+        ),
+        ("granite", f'<|tool_call|>[{{"name": "get_weather", "arguments": {BERLIN}}}, {{"name": "get_time"}}]'),
+    ],
+)
+async def test_every_format_is_told_alike(serve, parser, text):
+    server = await serve(enable_auto_tool_choice=True, tool_call_parser=parser, max_model_len=4096)
+    say(server, text)
+    (choice,) = map(whole_choice, (await ask(server))["choices"])
+    assert without_ids(choice) == {"content": "", "calls": TWO_CALLS, "finish_reason": "tool_calls"}
+    assert {len(call["id"]) for call in choice["calls"]} == ({9} if parser == "mistral" else {29})
+    (streamed,) = joined_choices(await chunks(server))
+    assert without_ids(streamed) == without_ids(choice)
