@@ -265,6 +265,23 @@ async def test_other_rules(server):
     assert (await refused(server, use_beam_search=True, n=2))["param"] == "use_beam_search"
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/responses", "/v1/messages"])
+async def test_tools_that_are_nested_as_deeply_as_can_be_read_break_nothing(server, path):
+    """At some depth the body can still be read, but what is made of it could not be written."""
+    bodies: dict[str, dict[str, Any]] = {
+        PATH: {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f", "parameters": "HERE"}}]},
+        "/v1/responses": {"input": "Hello", "tools": [{"type": "function", "name": "f", "parameters": "HERE"}]},
+        "/v1/messages": {"messages": HELLO, "max_tokens": 1, "tools": [{"name": "f", "input_schema": "HERE"}]},
+    }
+    statuses = set()
+    for depth in (100, 400, *range(900, 1000, 3)):
+        data = json.dumps(bodies[path]).replace('"HERE"', '{"a":' * depth + "{}" + "}" * depth)
+        response = await server.http.post(path, content=data, headers={"content-type": "application/json"})
+        statuses.add(response.status_code)
+        assert response.status_code in (200, 400), (depth, response.text)
+    assert statuses == {200, 400}
+
+
 async def test_schema_9_sixty_tools_are_taken(serve):
     server = await serve(**FLAGS, max_model_len=262144)
     use_template(server)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MANY_TOOL_BYTES = 64 * 1024  # of JSON: from here on, a template that writes them takes milliseconds
+MAX_TOOL_BYTES = 8 * 1024 * 1024  # more than any context holds
+# Levels of nesting that a template, or an answer which has the tools in it, may need around them.
+SPARE_DEPTH = 200
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -70,6 +73,7 @@ class Tools:
     """`calling` None: an answer is text, whatever it says."""
 
     shown: list[dict[str, Any]] = field(default_factory=list)
+    num_bytes: int = 0  # of the body's tools, as JSON
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of parameters, by the functions' names
     calling: ToolCalling | None = None
     parallel: bool = True  # an answer may have several calls
@@ -91,7 +95,7 @@ class Tools:
 
     @property
     def are_many(self) -> bool:
-        return bool(self.shown) and len(msgspec.json.encode(self.shown)) >= MANY_TOOL_BYTES
+        return self.num_bytes >= MANY_TOOL_BYTES
 
 
 NO_TOOLS = Tools()
@@ -99,6 +103,7 @@ NO_TOOLS = Tools()
 
 def offer(front: Front, functions: Sequence[Function], *, given: Any, may_call: bool, parallel: bool = True) -> Tools:
     """`given` is the field's value, `may_call` whether its tool_choice lets the model call them."""
+    num_bytes = _checked_size(given) if given else 0
     if not functions:
         return NO_TOOLS
     if may_call and front.tool_calling is None:
@@ -111,10 +116,25 @@ def offer(front: Front, functions: Sequence[Function], *, given: Any, may_call: 
     excluded = not may_call and front.config.exclude_tools_when_tool_choice_none
     return Tools(
         shown=[] if excluded else [each.shown() for each in functions],
+        num_bytes=num_bytes,
         schemas={each.name: each.parameters or NO_PARAMETERS for each in functions},
         calling=front.tool_calling if may_call else None,
         parallel=parallel,
     )
+
+
+def _checked_size(tools: Any) -> int:
+    """Of the JSON. What can be read may still be nested too deeply to be written, at another depth of calls."""
+    probe = tools
+    for _ in range(SPARE_DEPTH):
+        probe = [probe]
+    try:
+        num_bytes = len(msgspec.json.encode(probe))
+    except RecursionError:
+        refuse("tools", "…", "nested less deeply")
+    if num_bytes > MAX_TOOL_BYTES:
+        refuse("tools", "…", f"at most {MAX_TOOL_BYTES} bytes of JSON")
+    return num_bytes
 
 
 def check_choice(choice: Any, tools: Any) -> bool:
