@@ -57,30 +57,12 @@ class ItemKernel {
     ItemState<Tile> state(item.num_queries(), cache_);
     pack_queries(item, state);
     if (next) fetch_rows(*next);
-    const int64_t first_position = position(item);
     Split split = find_split(item, item.first_split);
     for (int64_t i = item.first_split; i < item.last_split; ++i) {
-      const int64_t begin = i * kSplitTokens;
-      const Scales scales(cache_, split, item.kv_head);
-      const Result& result = i == item.first_split ? state.result : state.part;
-      // Rows that come before the split see nothing of it.
-      const int64_t first_query = std::max<int64_t>(0, begin - first_position) * item.num_heads;
-      const SplitTiles<Weight> keys = find_keys(split, item);
-      for (int64_t group = 0; group < state.num_queries; group += kScoreQueries) {
-        Kernel::multiply_keys(state, group, keys, cache_);
-        const int64_t first = std::max(group, first_query), end = std::min(group + kScoreQueries, state.num_queries);
-        const auto visible = [&](int64_t query) {
-          return std::min(first_position + query / item.num_heads + 1 - begin, split.num_tokens);
-        };
-        for (int64_t q = first; q < end; ++q) find_maximum(state, q, visible(q), scale_, scales, result);
-        for (int64_t q = first; q < end; ++q) softmax(state, q, visible(q), split.num_tokens, scale_, scales, result);
-      }
       const bool is_last = i + 1 == item.last_split;
       const AttentionPlan::Item* after = is_last ? next : &item;
       const Split next_split = after ? find_split(*after, is_last ? after->first_split : i + 1) : Split{};
-      const TilesAhead ahead = after ? keys_ahead(next_split, *after) : TilesAhead{};
-      Kernel::multiply_values(state, find_values(split, item, ahead), cache_, result.output);
-      if (i != item.first_split) merge(state.result, state.part, first_query, state.num_queries, cache_.value_dims());
+      attend(item, i, split, after ? keys_ahead(next_split, *after) : TilesAhead{}, state);
       split = next_split;
     }
     finish(item, state.result);
@@ -96,6 +78,28 @@ class ItemKernel {
   }
 
  private:
+  // Split `i` of an item, and the keys of the next.
+  void attend(const AttentionPlan::Item& item, int64_t i, const Split& split, const TilesAhead& ahead,
+              ItemState<Tile>& state) const {
+    const Scales scales(cache_, split, item.kv_head);
+    const SplitTiles<Weight> keys = find_keys(split, item);
+    typename Kernel::Values values([&] { return find_values(split, item, ahead); }, cache_);
+    const int64_t dims = cache_.value_dims();
+    for (int64_t begin = 0; begin < state.num_queries; begin += kScoreQueries) {
+      const Sight sight{begin, std::min(begin + kScoreQueries, state.num_queries),
+                        position(item) - i * kSplitTokens, item.num_heads, split.num_tokens};
+      // Rows that come before the split see nothing of it.
+      if (sight.first() >= sight.end) continue;
+      const Result merged = state.result.from(begin, dims);
+      if (i == item.first_split) {
+        Kernel::attend(state, sight, keys, values, scales, scale_, cache_, merged);
+      } else {
+        Kernel::attend(state, sight, keys, values, scales, scale_, cache_, state.part);
+        merge(merged, state.part, sight.first() - begin, sight.end - begin, dims);
+      }
+    }
+  }
+
   // The position of the item's first row in its request.
   int64_t position(const AttentionPlan::Item& item) const {
     return step_.seq_lens[item.request] - (step_.query_start[item.request + 1] - item.first_row);
