@@ -56,13 +56,13 @@ class ItemKernel {
     const typename Kernel::Session session(item.num_queries());
     ItemState<Tile> state(item.num_queries(), cache_);
     pack_queries(item, state);
-    if (next) fetch_rows(*next);
+    RowsAhead rows(*this, next, (item.last_split - item.first_split) * divide_up(state.num_queries, kScoreQueries));
     Split split = find_split(item, item.first_split);
     for (int64_t i = item.first_split; i < item.last_split; ++i) {
       const bool is_last = i + 1 == item.last_split;
       const AttentionPlan::Item* after = is_last ? next : &item;
       const Split next_split = after ? find_split(*after, is_last ? after->first_split : i + 1) : Split{};
-      attend(item, i, split, after ? keys_ahead(next_split, *after) : TilesAhead{}, state);
+      attend(item, i, split, after ? keys_ahead(next_split, *after) : TilesAhead{}, state, rows);
       split = next_split;
     }
     finish(item, state.result);
@@ -78,9 +78,34 @@ class ItemKernel {
   }
 
  private:
+  // The rows of q and of the output that the next item will read and write, fetched in equal shares during this one.
+  class RowsAhead {
+   public:
+    RowsAhead(const ItemKernel& kernel, const AttentionPlan::Item* next, int64_t num_shares) : kernel_(kernel) {
+      if (!next) return;
+      item_ = next;
+      lines_ = divide_up(next->num_heads * kernel.cache_.head_dim(), 16);
+      share_ = divide_up(next->num_rows * lines_, num_shares);
+    }
+    void fetch_share() {
+      if (!item_) return;
+      const int64_t end = std::min(done_ + share_, item_->num_rows * lines_), column = kernel_.column(*item_, 0);
+      for (; done_ < end; ++done_) {
+        const int64_t row = item_->first_row + done_ / lines_, at = column + done_ % lines_ * 16;
+        __builtin_prefetch(kernel_.q_.row(row) + at, 0, 2);
+        __builtin_prefetch(kernel_.out_.row(row) + at, 1, 2);
+      }
+    }
+
+   private:
+    const ItemKernel& kernel_;
+    const AttentionPlan::Item* item_ = nullptr;
+    int64_t lines_ = 0, share_ = 0, done_ = 0;
+  };
+
   // Split `i` of an item, and the keys of the next.
   void attend(const AttentionPlan::Item& item, int64_t i, const Split& split, const TilesAhead& ahead,
-              ItemState<Tile>& state) const {
+              ItemState<Tile>& state, RowsAhead& rows) const {
     const Scales scales(cache_, split, item.kv_head);
     const SplitTiles<Weight> keys = find_keys(split, item);
     typename Kernel::Values values([&] { return find_values(split, item, ahead); }, cache_);
@@ -88,6 +113,7 @@ class ItemKernel {
     for (int64_t begin = 0; begin < state.num_queries; begin += kScoreQueries) {
       const Sight sight{begin, std::min(begin + kScoreQueries, state.num_queries),
                         position(item) - i * kSplitTokens, item.num_heads, split.num_tokens};
+      rows.fetch_share();
       // Rows that come before the split see nothing of it.
       if (sight.first() >= sight.end) continue;
       const Result merged = state.result.from(begin, dims);
@@ -178,18 +204,6 @@ class ItemKernel {
     for (int64_t query = 0; query < state.num_queries; ++query)
       pack_row<Tile>(q_.row(item.first_row + query / item.num_heads) + column(item, query), cache_.head_dim(),
                      state.num_queries, state.queries + query * kBlockSteps);
-  }
-
-  // The rows of q and of the output that an item will read and write.
-  void fetch_rows(const AttentionPlan::Item& item) const {
-    const int64_t columns = item.num_heads * cache_.head_dim();
-    for (int64_t row = item.first_row; row < item.first_row + item.num_rows; ++row) {
-      const float *from = q_.row(row) + column(item, 0), *to = out_.row(row) + column(item, 0);
-      for (int64_t i = 0; i < columns; i += 16) {
-        __builtin_prefetch(from + i, 0, 2);
-        __builtin_prefetch(to + i, 1, 2);
-      }
-    }
   }
 
   // Where in a row of q (and of the output) the head of a query stands.

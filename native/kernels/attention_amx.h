@@ -10,9 +10,31 @@
 
 #include "kernels/attention_products.h"
 #include "tiles/amx.h"
+#include "tiles/short_powers.h"
 #include "tiles/unpack_int8.h"
 
 namespace octavo {
+
+// Without scales for the values, probabilities are made short, and their sum is of what the products take.
+template <>
+struct Softmax<BFloat16Tile, NoScales> {
+  static constexpr int64_t kBlockTokens = 32;
+  Vec factor;
+
+  Softmax(float scale, const NoScales&) : factor(Vec::set1(scale * ShortPowers::kUnit)) {}
+
+  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, float maximum, Vec& total,
+                                    PairOperand* to) const {
+    const Vec offset = Vec::set1(-maximum * ShortPowers::kUnit);
+    ShortPowers p = ShortPowers::of(fma(Vec::load(scores + t), factor, offset),
+                                    fma(Vec::load(scores + t + 16), factor, offset));
+    if (t + kBlockTokens > visible) p = p.first(std::max<int64_t>(visible - t, 0));
+    total = total + p.pair_sums();
+    p.store(to);
+  }
+  // A maximum that is not finite has left no trace in the powers.
+  static float sum_of(Vec total, float maximum) { return sum(total) + (maximum - maximum); }
+};
 
 template <>
 struct Products<BFloat16Tile> {
@@ -84,11 +106,11 @@ struct Products<BFloat16Tile> {
       auto* const probabilities = state.probability(0, i * 2 * kTileTokens);
       for (int64_t row = rows.begin; row < rows.end; ++row)
         softmax.block(scores + row * kSplitTokens, i * 2 * kTileTokens, rows.visible[row],
-                      Vec::set1(-to.maximum[row]), rows.total[row], probabilities + row * kBlockSteps);
+                      to.maximum[row], rows.total[row], probabilities + row * kBlockSteps);
     }
     multiply_pair(state, num_pairs - 1, values.pair(num_pairs - 1), num_columns);
     store(to.output, dims, num_columns);
-    for (int64_t row = rows.begin; row < rows.end; ++row) to.sum[row] = sum(rows.total[row]);
+    for (int64_t row = rows.begin; row < rows.end; ++row) to.sum[row] = softmax.sum_of(rows.total[row], to.maximum[row]);
     // Of more than 64 dimensions the rest.
     for (int64_t d = kColumns * 16; d < dims; d += kColumns * 16) {
       const int64_t columns = std::min<int64_t>((dims - d) / 16, kColumns);
@@ -133,9 +155,12 @@ struct Products<BFloat16Tile> {
     constexpr int64_t kUnit = 4 * kTileTokens;
     for (int64_t row = rows.begin; row < rows.end; ++row) rows.highest[row] = Vec::set1(kMinusInfinity);
     const auto find_highest = [&](int64_t t) {
-      for (int64_t row = rows.begin; row < rows.end; ++row)
-        rows.highest[row] = max(rows.highest[row], highest_score(state.scores + row * kSplitTokens, t, t + kUnit,
-                                                                 rows.visible[row], scales));
+      float* scores = state.scores + rows.begin * kSplitTokens;
+      const bool whole = rows.visible[rows.begin] >= t + kUnit;  // the first row sees least
+      for (int64_t row = rows.begin; row < rows.end; ++row, scores += kSplitTokens) {
+        const int64_t visible = whole ? t + kUnit : rows.visible[row];
+        rows.highest[row] = max(rows.highest[row], highest_score(scores, t, t + kUnit, visible, scales));
+      }
     };
     const int64_t tokens = sight.tokens();
     for (int64_t t = 0; t < tokens; t += kUnit) {
@@ -158,13 +183,13 @@ struct Products<BFloat16Tile> {
     for (int64_t b = 0; b < num_blocks; ++b, queries += state.num_queries * kBlockSteps) {
       const int64_t at = b * kTileElements;
       _tile_loadd(4, queries, kRowBytes);
-      _tile_loadd(5, tiles[0] + at, 64);
+      _tile_stream_loadd(5, tiles[0] + at, 64);
       _tile_dpbf16ps(0, 4, 5);
-      _tile_loadd(6, tiles[1] + at, 64);
+      _tile_stream_loadd(6, tiles[1] + at, 64);
       _tile_dpbf16ps(1, 4, 6);
-      _tile_loadd(7, tiles[2] + at, 64);
+      _tile_stream_loadd(7, tiles[2] + at, 64);
       _tile_dpbf16ps(2, 4, 7);
-      _tile_loadd(5, tiles[3] + at, 64);
+      _tile_stream_loadd(5, tiles[3] + at, 64);
       _tile_dpbf16ps(3, 4, 5);
     }
     store(state.scores + i * kTileTokens, kSplitTokens, 4);
@@ -174,16 +199,16 @@ struct Products<BFloat16Tile> {
   static void multiply_pair(const State& state, int64_t i, const bf16* values, int64_t num_columns) {
     order_memory();
     _tile_loadd(4, state.probabilities + i * state.probability_stride(), kRowBytes);
-    _tile_loadd(5, values, 64);
+    _tile_stream_loadd(5, values, 64);
     _tile_dpbf16ps(0, 4, 5);
     if (num_columns < 2) return;
-    _tile_loadd(6, values + kTileElements, 64);
+    _tile_stream_loadd(6, values + kTileElements, 64);
     _tile_dpbf16ps(1, 4, 6);
     if (num_columns < 3) return;
-    _tile_loadd(7, values + 2 * kTileElements, 64);
+    _tile_stream_loadd(7, values + 2 * kTileElements, 64);
     _tile_dpbf16ps(2, 4, 7);
     if (num_columns < 4) return;
-    _tile_loadd(5, values + 3 * kTileElements, 64);
+    _tile_stream_loadd(5, values + 3 * kTileElements, 64);
     _tile_dpbf16ps(3, 4, 5);
   }
 

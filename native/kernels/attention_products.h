@@ -44,11 +44,11 @@ struct Products {
     const Softmax<Tile, Scales> softmax(scale, scales);
     for (int64_t q = sight.first(); q < sight.end; ++q) {
       const int64_t visible = sight.visible(q);
-      const Vec offset = Vec::set1(-to.maximum[q - sight.begin]);
+      const float maximum = to.maximum[q - sight.begin];
       Vec total = Vec::zero();
       for (int64_t t = 0; t < sight.num_tokens; t += softmax.kBlockTokens)
-        softmax.block(state.scores_of(q), t, visible, offset, total, state.probability(q, t));
-      to.sum[q - sight.begin] = sum(total);
+        softmax.block(state.scores_of(q), t, visible, maximum, total, state.probability(q, t));
+      to.sum[q - sight.begin] = softmax.sum_of(total, maximum);
     }
     multiply_all<WeighedValues>(state, sight, values.find(), cache.value_dims() / 16, cache.value_dims(), to.output);
   }

@@ -217,8 +217,9 @@ struct Softmax {
   Softmax(float scale, const Scales& scales_) : scales(scales_), factor(Vec::set1(scale)) {}
 
   // A block of tokens, from t on, of which the query sees those before `visible`.
-  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, Vec offset, Vec& total,
+  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, float maximum, Vec& total,
                                     typename Tile::Operand* to) const {
+    const Vec offset = Vec::set1(-maximum);
     Vec scaled[Tile::kStep];
     if (t + kBlockTokens <= visible) {
 #pragma GCC unroll 2
@@ -239,6 +240,7 @@ struct Softmax {
     }
     Tile::store_block(to, scaled);
   }
+  static float sum_of(Vec total, float) { return sum(total); }
 
  private:
   [[gnu::always_inline]] Vec probability(const float* scores, int64_t t, Vec offset) const {
