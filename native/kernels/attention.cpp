@@ -89,7 +89,7 @@ class ItemKernel {
     }
     void fetch_share() {
       if (!item_) return;
-      const int64_t end = std::min(done_ + share_, item_->num_rows * lines_), column = kernel_.column(*item_, 0);
+      const int64_t end = std::min(done_ + share_, item_->num_rows * lines_), column = kernel_.first_column(*item_);
       for (; done_ < end; ++done_) {
         const int64_t row = item_->first_row + done_ / lines_, at = column + done_ % lines_ * 16;
         __builtin_prefetch(kernel_.q_.row(row) + at, 0, 2);
@@ -201,14 +201,23 @@ class ItemKernel {
   }
 
   void pack_queries(const AttentionPlan::Item& item, ItemState<Tile>& state) {
-    for (int64_t query = 0; query < state.num_queries; ++query)
-      pack_row<Tile>(q_.row(item.first_row + query / item.num_heads) + column(item, query), cache_.head_dim(),
-                     state.num_queries, state.queries + query * kBlockSteps);
+    auto* to = state.queries;
+    for_each_query(item, [&](int64_t row, int64_t column) {
+      pack_row<Tile>(q_.row(row) + column, cache_.head_dim(), state.num_queries, to);
+      to += kBlockSteps;
+    });
   }
 
-  // Where in a row of q (and of the output) the head of a query stands.
-  int64_t column(const AttentionPlan::Item& item, int64_t query) const {
-    return (item.kv_head * group_ + item.first_head + query % item.num_heads) * cache_.head_dim();
+  // Where in a row of q (and of the output) the first head of an item stands.
+  int64_t first_column(const AttentionPlan::Item& item) const {
+    return (item.kv_head * group_ + item.first_head) * cache_.head_dim();
+  }
+  // f(row, column) of q and of the output.
+  template <class F>
+  void for_each_query(const AttentionPlan::Item& item, F f) const {
+    const int64_t begin = first_column(item), dim = cache_.head_dim();
+    for (int64_t row = item.first_row; row < item.first_row + item.num_rows; ++row)
+      for (int64_t head = 0; head < item.num_heads; ++head) f(row, begin + head * dim);
   }
 
   Result partial(const AttentionPlan::Item& item) const {
@@ -226,13 +235,15 @@ class ItemKernel {
 
   void write_output(const AttentionPlan::Item& item, const Result& result) {
     const int64_t dim = cache_.head_dim();
-    for (int64_t query = 0; query < item.num_queries(); ++query) {
-      const float* from = result.output + query * cache_.value_dims();
-      float* to = out_.row(item.first_row + query / item.num_heads) + column(item, query);
-      const Vec factor = Vec::set1(1.0f / result.sum[query]);
-      for (int64_t d = 0; d < dim; d += 16)
-        (Vec::load(from + d) * factor).store(to + d, static_cast<int>(std::min<int64_t>(16, dim - d)));
-    }
+    const float *from = result.output, *sum = result.sum;
+    for_each_query(item, [&](int64_t row, int64_t column) {
+      float* to = out_.row(row) + column;
+      const Vec factor = Vec::set1(1.0f / *sum++);
+      const int64_t whole = dim / 16 * 16;
+      for (int64_t d = 0; d < whole; d += 16) (Vec::load(from + d) * factor).store(to + d);
+      if (whole < dim) (Vec::load(from + whole) * factor).store(to + whole, static_cast<int>(dim - whole));
+      from += cache_.value_dims();
+    });
   }
 
   View q_;

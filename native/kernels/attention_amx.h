@@ -125,7 +125,13 @@ struct Products<BFloat16Tile> {
   // Of each query that sees anything.
   struct Rows {
     explicit Rows(const Sight& sight) : begin(sight.first() - sight.begin), end(sight.end - sight.begin) {
-      for (int64_t row = begin; row < end; ++row) visible[row] = sight.visible(sight.begin + row);
+      int64_t seen = sight.visible(sight.begin + begin), head = (sight.begin + begin) % sight.num_heads;
+      for (int64_t row = begin; row < end; ++row) {
+        visible[row] = seen;
+        if (++head < sight.num_heads) continue;
+        head = 0;
+        seen = std::min(seen + 1, sight.num_tokens);
+      }
     }
     int64_t begin, end, visible[kScoreQueries];
     Vec highest[kScoreQueries], total[kScoreQueries];
