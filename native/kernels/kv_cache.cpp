@@ -22,7 +22,7 @@ KVCache::KVCache(const KVShape& shape, char* first, int64_t tile_stride)
 }
 
 KVBlocks::KVBlocks(const KVShape& shape, int64_t num_layers) : shape_(shape) {
-  const int64_t layer_bytes = KVCache(shape, nullptr, 0).tile_bytes(), tile_stride = num_layers * layer_bytes + 2048;
+  const int64_t layer_bytes = KVCache(shape, nullptr, 0).tile_bytes(), tile_stride = num_layers * layer_bytes;
   block_bytes_ = shape.block_size / kTileTokens * tile_stride;
   memory_ = Memory(static_cast<size_t>(shape.num_blocks * block_bytes_));
   for (int64_t i = 0; i < num_layers; ++i) layers_.emplace_back(shape, block(0) + i * layer_bytes, tile_stride);

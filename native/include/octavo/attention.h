@@ -33,7 +33,7 @@ class AttentionPlan {
   static constexpr int64_t kSplitTokens = 256;
   // Query vectors of an item.
 #ifdef __AMX_BF16__
-  static constexpr int64_t kMaxQueries = 96;  // six tiles high
+  static constexpr int64_t kMaxQueries = 192;  // twelve tiles high
 #else
   static constexpr int64_t kMaxQueries = 12;  // their scores of a split fit L1
 #endif
