@@ -108,11 +108,11 @@ class ItemKernel {
               ItemState<Tile>& state, RowsAhead& rows) const {
     const Scales scales(cache_, split, item.kv_head);
     const SplitTiles<Weight> keys = find_keys(split, item);
-    typename Kernel::Values values([&] { return find_values(split, item, ahead); }, cache_);
+    typename Kernel::Values values([&] { return find_values(split, item, ahead); }, cache_, state.num_queries);
     const int64_t dims = cache_.value_dims();
     for (int64_t begin = 0; begin < state.num_queries; begin += kScoreQueries) {
-      const Sight sight{begin, std::min(begin + kScoreQueries, state.num_queries),
-                        position(item) - i * kSplitTokens, item.num_heads, split.num_tokens};
+      const Sight sight{begin, std::min(begin + kScoreQueries, state.num_queries), position(item) - i * kSplitTokens,
+                        item.num_heads, split.num_tokens};
       rows.fetch_share();
       // Rows that come before the split see nothing of it.
       if (sight.first() >= sight.end) continue;

@@ -23,15 +23,16 @@ struct Softmax<BFloat16Tile, NoScales> {
 
   Softmax(float scale, const NoScales&) : factor(Vec::set1(scale * ShortPowers::kUnit)) {}
 
-  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, float maximum, Vec& total,
+  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, float offset_, Vec& total,
                                     PairOperand* to) const {
-    const Vec offset = Vec::set1(-maximum * ShortPowers::kUnit);
-    ShortPowers p = ShortPowers::of(fma(Vec::load(scores + t), factor, offset),
-                                    fma(Vec::load(scores + t + 16), factor, offset));
+    const Vec offset = Vec::set1(offset_);
+    ShortPowers p =
+        ShortPowers::of(fma(Vec::load(scores + t), factor, offset), fma(Vec::load(scores + t + 16), factor, offset));
     if (t + kBlockTokens > visible) p = p.first(std::max<int64_t>(visible - t, 0));
     total = total + p.pair_sums();
     p.store(to);
   }
+  static float offset_of(float maximum) { return -maximum * ShortPowers::kUnit; }
   // A maximum that is not finite has left no trace in the powers.
   static float sum_of(Vec total, float maximum) { return sum(total) + (maximum - maximum); }
 };
@@ -46,15 +47,21 @@ struct Products<BFloat16Tile> {
     explicit Session(int64_t num_queries) : AmxSession(shapes(num_queries)) {}
   };
   static constexpr bool kGathersValues = true;
+  static constexpr int kRowBytes = 64, kColumns = 4;
+  static constexpr int64_t kTileElements = kRowBytes / sizeof(bf16) * 16, kPairTokens = 2 * kTileTokens;
 
   // The values of a split, gathered when a first query needs them: [pair of tiles][sixteen dimensions]{ [16][16][2] }.
+  // Where no later query will, two pairs are kept, and stay in the L1.
   template <class Find>
   struct Values {
-    Values(Find find, const KVCache& cache) : stored(find()), dims(cache.value_dims()) {
+    Values(Find find, const KVCache& cache, int64_t num_queries)
+        : stored(find()),
+          dims(cache.value_dims()),
+          kept(num_queries > kScoreQueries || dims > kColumns * 16 ? kSplitTokens / kPairTokens : 2) {
       struct ValueScratch;
       gathered = scratch<ValueScratch, bf16>(kSplitTokens * dims);
     }
-    bf16* pair(int64_t i) const { return gathered + i * 2 * kTileTokens * dims; }
+    bf16* pair(int64_t i) const { return gathered + i % kept * kPairTokens * dims; }
     // Pairs of tiles below `end`. An odd number of tiles is followed by one of zeros.
     void gather(int64_t end) {
       for (; num_pairs < end; ++num_pairs)
@@ -63,7 +70,7 @@ struct Products<BFloat16Tile> {
     }
 
     decltype(std::declval<Find>()()) stored;
-    int64_t dims, num_pairs = 0;
+    int64_t dims, kept, num_pairs = 0;
     bf16* gathered;
 
    private:
@@ -74,14 +81,23 @@ struct Products<BFloat16Tile> {
           std::memset(to + column * kTileElements, 0, kTileElements);
         return;
       }
-      const auto* from = stored.tiles[tile];
-      int64_t line = 0;
-      for (int64_t row = 0; row < kTileTokens / 2; ++row)
-        for (int64_t column = 0; column < num_columns; ++column, ++line, from += 32) {
+      if (num_columns == kColumns)
+        take<kColumns>(tile, to);
+      else
+        for (int64_t column = 0; column < num_columns; ++column) take<1>(tile, to, column);
+    }
+    // kNumber columns of a tile, from `first` on; fetches as many lines of the tile ahead.
+    template <int kNumber>
+    void take(int64_t tile, bf16* to, int64_t first = 0) const {
+      const auto* from = stored.tiles[tile] + first * 32;
+      int64_t line = first * kTileTokens / 2;
+      to += first * kTileElements;
+      for (int64_t row = 0; row < kTileTokens / 2; ++row, from += dims * 2, to += 32)
+        for (int column = 0; column < kNumber; ++column, ++line) {
           stored.ahead.fetch_line(tile, line);
-          take_pairs(from, to + column * kTileElements + row * 32);
+          take_pairs(from + column * 32, to + column * kTileElements);
         }
-      if constexpr (std::is_same_v<decltype(from), const int8_t*>) stored.ahead.fetch_line(tile, dims / 4);
+      if (std::is_same_v<decltype(from), const int8_t*> && first == 0) stored.ahead.fetch_line(tile, dims / 4);
     }
   };
 
@@ -91,32 +107,33 @@ struct Products<BFloat16Tile> {
                      const Scales& scales, float scale, const KVCache& cache, const Result& to) {
     Rows rows(sight);
     find_scores(state, sight, rows, keys, scales, cache.key_dims() / 32);
+    const Softmax<BFloat16Tile, Scales> softmax(scale, scales);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
       to.maximum[row] = largest(rows.highest[row]) * scale;
+      rows.offset[row] = softmax.offset_of(to.maximum[row]);
       rows.total[row] = Vec::zero();
     }
-    const int64_t dims = cache.value_dims(), num_pairs = divide_up(sight.tokens(), 2 * kTileTokens);
-    const Softmax<BFloat16Tile, Scales> softmax(scale, scales);
+    const int64_t dims = cache.value_dims(), num_pairs = divide_up(sight.tokens(), kPairTokens);
     const int64_t num_columns = std::min<int64_t>(dims / 16, kColumns);
     zero();
     for (int64_t i = 0; i < num_pairs; ++i) {
       values.gather(i + 1);
       if (i > 0) multiply_pair(state, i - 1, values.pair(i - 1), num_columns);
       const float* const scores = state.scores;
-      auto* const probabilities = state.probability(0, i * 2 * kTileTokens);
+      auto* const probabilities = state.probability(0, i * kPairTokens);
       for (int64_t row = rows.begin; row < rows.end; ++row)
-        softmax.block(scores + row * kSplitTokens, i * 2 * kTileTokens, rows.visible[row],
-                      to.maximum[row], rows.total[row], probabilities + row * kBlockSteps);
+        softmax.block(scores + row * kSplitTokens, i * kPairTokens, rows.visible[row], rows.offset[row],
+                      rows.total[row], probabilities + row * kBlockSteps);
     }
     multiply_pair(state, num_pairs - 1, values.pair(num_pairs - 1), num_columns);
     store(to.output, dims, num_columns);
-    for (int64_t row = rows.begin; row < rows.end; ++row) to.sum[row] = softmax.sum_of(rows.total[row], to.maximum[row]);
+    for (int64_t row = rows.begin; row < rows.end; ++row)
+      to.sum[row] = softmax.sum_of(rows.total[row], to.maximum[row]);
     // Of more than 64 dimensions the rest.
     for (int64_t d = kColumns * 16; d < dims; d += kColumns * 16) {
       const int64_t columns = std::min<int64_t>((dims - d) / 16, kColumns);
       zero();
-      for (int64_t i = 0; i < num_pairs; ++i)
-        multiply_pair(state, i, values.pair(i) + d / 16 * kTileElements, columns);
+      for (int64_t i = 0; i < num_pairs; ++i) multiply_pair(state, i, values.pair(i) + d / 16 * kTileElements, columns);
       store(to.output + d, dims, columns);
     }
   }
@@ -134,10 +151,9 @@ struct Products<BFloat16Tile> {
       }
     }
     int64_t begin, end, visible[kScoreQueries];
+    float offset[kScoreQueries];  // of what powers are taken of
     Vec highest[kScoreQueries], total[kScoreQueries];
   };
-  static constexpr int kRowBytes = 64, kColumns = 4;
-  static constexpr int64_t kTileElements = kRowBytes / sizeof(bf16) * 16;
 
   static AmxShapes shapes(int64_t num_queries) {
     AmxShapes shapes = AmxShapes::full();

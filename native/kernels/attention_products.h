@@ -31,7 +31,7 @@ struct Products {
   template <class Find>
   struct Values {
     Find find;
-    Values(Find find_, const KVCache&) : find(find_) {}
+    Values(Find find_, const KVCache&, int64_t) : find(find_) {}
   };
 
   // Of the queries of `sight`: scores, probabilities and what they give of the values.
@@ -40,14 +40,15 @@ struct Products {
                      const Scales& scales, float scale, const KVCache& cache, const Result& to) {
     multiply_all<Scores>(state, sight, keys, keys.count, cache.head_dim(), state.scores);
     for (int64_t q = sight.first(); q < sight.end; ++q)
-      to.maximum[q - sight.begin] = largest(highest_score(state.scores_of(q), 0, kSplitTokens, sight.visible(q), scales)) * scale;
+      to.maximum[q - sight.begin] =
+          largest(highest_score(state.scores_of(q), 0, kSplitTokens, sight.visible(q), scales)) * scale;
     const Softmax<Tile, Scales> softmax(scale, scales);
     for (int64_t q = sight.first(); q < sight.end; ++q) {
       const int64_t visible = sight.visible(q);
-      const float maximum = to.maximum[q - sight.begin];
+      const float maximum = to.maximum[q - sight.begin], offset = softmax.offset_of(maximum);
       Vec total = Vec::zero();
       for (int64_t t = 0; t < sight.num_tokens; t += softmax.kBlockTokens)
-        softmax.block(state.scores_of(q), t, visible, maximum, total, state.probability(q, t));
+        softmax.block(state.scores_of(q), t, visible, offset, total, state.probability(q, t));
       to.sum[q - sight.begin] = softmax.sum_of(total, maximum);
     }
     multiply_all<WeighedValues>(state, sight, values.find(), cache.value_dims() / 16, cache.value_dims(), to.output);

@@ -144,8 +144,7 @@ struct ItemState {
     struct StateScratch;
     const int64_t query_operands = num_operands<Tile>(kMaxQueries, cache.head_dim()),
                   probability_operands = num_operands<Tile>(kScoreQueries, kSplitTokens), dims = cache.value_dims(),
-                  score_floats = kScoreQueries * kSplitTokens,
-                  part_floats = Result::num_floats(kScoreQueries, dims),
+                  score_floats = kScoreQueries * kSplitTokens, part_floats = Result::num_floats(kScoreQueries, dims),
                   result_floats = Result::num_floats(kMaxQueries, dims);
     // Side by side, so that they do not compete for the same sets of the L1.
     auto* const bytes = scratch<StateScratch, char>((score_floats + part_floats + result_floats) * sizeof(float) +
@@ -217,9 +216,9 @@ struct Softmax {
   Softmax(float scale, const Scales& scales_) : scales(scales_), factor(Vec::set1(scale)) {}
 
   // A block of tokens, from t on, of which the query sees those before `visible`.
-  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, float maximum, Vec& total,
+  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, float offset_, Vec& total,
                                     typename Tile::Operand* to) const {
-    const Vec offset = Vec::set1(-maximum);
+    const Vec offset = Vec::set1(offset_);
     Vec scaled[Tile::kStep];
     if (t + kBlockTokens <= visible) {
 #pragma GCC unroll 2
@@ -240,6 +239,7 @@ struct Softmax {
     }
     Tile::store_block(to, scaled);
   }
+  static float offset_of(float maximum) { return -maximum; }
   static float sum_of(Vec total, float) { return sum(total); }
 
  private:

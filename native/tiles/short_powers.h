@@ -1,5 +1,5 @@
-// Powers of two as products in bfloat16 need them: thirty-two at once, in integers of 16 bits. A float32 power has three
-// times the operations, most of them on the one port that the tile unit leaves to multiplications.
+// Powers of two as products in bfloat16 need them: thirty-two at once, in integers of 16 bits. A float32 power has
+// three times the operations, most of them on the one port that the tile unit leaves to multiplications.
 #pragma once
 
 #include <immintrin.h>
@@ -19,17 +19,16 @@ struct ShortPowers {
   // place, is the bfloat16 number but for the bias of its exponent.
   static ShortPowers of(Vec first, Vec second) {
     const __m512i x = _mm512_packs_epi32(_mm512_cvtps_epi32(first.v), _mm512_cvtps_epi32(second.v));
-    const __m512i f = _mm512_slli_epi16(x, 6), rest = _mm512_xor_si512(f, _mm512_set1_epi16(-1));
+    const __m512i f = _mm512_slli_epi16(x, 6), rest = _mm512_sub_epi16(_mm512_setzero_si512(), f);
     const __m512i slope = _mm512_add_epi16(_mm512_mulhi_epu16(f, _mm512_set1_epi16(80)), _mm512_set1_epi16(312));
     const __m512i correction = _mm512_mulhi_epu16(_mm512_mulhi_epu16(f, rest), slope);
-    const __m512i places = _mm512_srai_epi16(_mm512_add_epi16(_mm512_sub_epi16(x, correction), _mm512_set1_epi16(4)), 3);
+    const __m512i places =
+        _mm512_srai_epi16(_mm512_add_epi16(_mm512_sub_epi16(x, correction), _mm512_set1_epi16(4)), 3);
     const __m512i powers = _mm512_add_epi16(places, _mm512_set1_epi16(127 << 7));
     return {_mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), powers)};
   }
   // Zeros behind the first n.
-  ShortPowers first(int64_t n) const {
-    return {_mm512_maskz_mov_epi16(n >= 32 ? 0xffffffff : (1u << n) - 1, words)};
-  }
+  ShortPowers first(int64_t n) const { return {_mm512_maskz_mov_epi16(n >= 32 ? 0xffffffff : (1u << n) - 1, words)}; }
   void store(PairOperand* out) const { _mm512_storeu_si512(out, words); }
   // Each even one plus the next.
   Vec pair_sums() const {
