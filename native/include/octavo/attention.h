@@ -87,6 +87,7 @@ class AttentionPlan {
   std::vector<int64_t> claims_;  // claim c is items [claims_[c], claims_[c + 1])
   std::vector<int64_t> merge_groups_;
   Tickets tickets_;
+  int64_t rows_at_once_ = 1;  // of a chunk, in an item
   int64_t num_partials_ = 0, partial_size_ = 0;
   Memory partials_;
 };
