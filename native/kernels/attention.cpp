@@ -56,31 +56,13 @@ class ItemKernel {
     const typename Kernel::Session session(item.num_queries());
     ItemState<Tile> state(item.num_queries(), cache_);
     pack_queries(item, state);
-    if (next) fetch_rows(*next);
-    const int64_t first_position = position(item);
+    RowsAhead rows(*this, next, (item.last_split - item.first_split) * divide_up(state.num_queries, kScoreQueries));
     Split split = find_split(item, item.first_split);
     for (int64_t i = item.first_split; i < item.last_split; ++i) {
-      const int64_t begin = i * kSplitTokens;
-      const Scales scales(cache_, split, item.kv_head);
-      const Result& result = i == item.first_split ? state.result : state.part;
-      // Rows that come before the split see nothing of it.
-      const int64_t first_query = std::max<int64_t>(0, begin - first_position) * item.num_heads;
-      const SplitTiles<Weight> keys = find_keys(split, item);
-      for (int64_t group = 0; group < state.num_queries; group += kScoreQueries) {
-        Kernel::multiply_keys(state, group, keys, cache_);
-        const int64_t first = std::max(group, first_query), end = std::min(group + kScoreQueries, state.num_queries);
-        const auto visible = [&](int64_t query) {
-          return std::min(first_position + query / item.num_heads + 1 - begin, split.num_tokens);
-        };
-        for (int64_t q = first; q < end; ++q) find_maximum(state, q, visible(q), scale_, scales, result);
-        for (int64_t q = first; q < end; ++q) softmax(state, q, visible(q), split.num_tokens, scale_, scales, result);
-      }
       const bool is_last = i + 1 == item.last_split;
       const AttentionPlan::Item* after = is_last ? next : &item;
       const Split next_split = after ? find_split(*after, is_last ? after->first_split : i + 1) : Split{};
-      const TilesAhead ahead = after ? keys_ahead(next_split, *after) : TilesAhead{};
-      Kernel::multiply_values(state, find_values(split, item, ahead), cache_, result.output);
-      if (i != item.first_split) merge(state.result, state.part, first_query, state.num_queries, cache_.value_dims());
+      attend(item, i, split, after ? keys_ahead(next_split, *after) : TilesAhead{}, state, rows);
       split = next_split;
     }
     finish(item, state.result);
@@ -96,6 +78,54 @@ class ItemKernel {
   }
 
  private:
+  // The rows of q and of the output that the next item will read and write, fetched in equal shares during this one.
+  class RowsAhead {
+   public:
+    RowsAhead(const ItemKernel& kernel, const AttentionPlan::Item* next, int64_t num_shares) : kernel_(kernel) {
+      if (!next) return;
+      item_ = next;
+      lines_ = divide_up(next->num_heads * kernel.cache_.head_dim(), 16);
+      share_ = divide_up(next->num_rows * lines_, num_shares);
+    }
+    void fetch_share() {
+      if (!item_) return;
+      const int64_t end = std::min(done_ + share_, item_->num_rows * lines_), column = kernel_.first_column(*item_);
+      for (; done_ < end; ++done_) {
+        const int64_t row = item_->first_row + done_ / lines_, at = column + done_ % lines_ * 16;
+        __builtin_prefetch(kernel_.q_.row(row) + at, 0, 2);
+        __builtin_prefetch(kernel_.out_.row(row) + at, 1, 2);
+      }
+    }
+
+   private:
+    const ItemKernel& kernel_;
+    const AttentionPlan::Item* item_ = nullptr;
+    int64_t lines_ = 0, share_ = 0, done_ = 0;
+  };
+
+  // Split `i` of an item, and the keys of the next.
+  void attend(const AttentionPlan::Item& item, int64_t i, const Split& split, const TilesAhead& ahead,
+              ItemState<Tile>& state, RowsAhead& rows) const {
+    const Scales scales(cache_, split, item.kv_head);
+    const SplitTiles<Weight> keys = find_keys(split, item);
+    typename Kernel::Values values([&] { return find_values(split, item, ahead); }, cache_, state.num_queries);
+    const int64_t dims = cache_.value_dims();
+    for (int64_t begin = 0; begin < state.num_queries; begin += kScoreQueries) {
+      const Sight sight{begin, std::min(begin + kScoreQueries, state.num_queries), position(item) - i * kSplitTokens,
+                        item.num_heads, split.num_tokens};
+      rows.fetch_share();
+      // Rows that come before the split see nothing of it.
+      if (sight.first() >= sight.end) continue;
+      const Result merged = state.result.from(begin, dims);
+      if (i == item.first_split) {
+        Kernel::attend(state, sight, keys, values, scales, scale_, cache_, merged);
+      } else {
+        Kernel::attend(state, sight, keys, values, scales, scale_, cache_, state.part);
+        merge(merged, state.part, sight.first() - begin, sight.end - begin, dims);
+      }
+    }
+  }
+
   // The position of the item's first row in its request.
   int64_t position(const AttentionPlan::Item& item) const {
     return step_.seq_lens[item.request] - (step_.query_start[item.request + 1] - item.first_row);
@@ -171,26 +201,23 @@ class ItemKernel {
   }
 
   void pack_queries(const AttentionPlan::Item& item, ItemState<Tile>& state) {
-    for (int64_t query = 0; query < state.num_queries; ++query)
-      pack_row<Tile>(q_.row(item.first_row + query / item.num_heads) + column(item, query), cache_.head_dim(),
-                     state.num_queries, state.queries + query * kBlockSteps);
+    auto* to = state.queries;
+    for_each_query(item, [&](int64_t row, int64_t column) {
+      pack_row<Tile>(q_.row(row) + column, cache_.head_dim(), state.num_queries, to);
+      to += kBlockSteps;
+    });
   }
 
-  // The rows of q and of the output that an item will read and write.
-  void fetch_rows(const AttentionPlan::Item& item) const {
-    const int64_t columns = item.num_heads * cache_.head_dim();
-    for (int64_t row = item.first_row; row < item.first_row + item.num_rows; ++row) {
-      const float *from = q_.row(row) + column(item, 0), *to = out_.row(row) + column(item, 0);
-      for (int64_t i = 0; i < columns; i += 16) {
-        __builtin_prefetch(from + i, 0, 2);
-        __builtin_prefetch(to + i, 1, 2);
-      }
-    }
+  // Where in a row of q (and of the output) the first head of an item stands.
+  int64_t first_column(const AttentionPlan::Item& item) const {
+    return (item.kv_head * group_ + item.first_head) * cache_.head_dim();
   }
-
-  // Where in a row of q (and of the output) the head of a query stands.
-  int64_t column(const AttentionPlan::Item& item, int64_t query) const {
-    return (item.kv_head * group_ + item.first_head + query % item.num_heads) * cache_.head_dim();
+  // f(row, column) of q and of the output.
+  template <class F>
+  void for_each_query(const AttentionPlan::Item& item, F f) const {
+    const int64_t begin = first_column(item), dim = cache_.head_dim();
+    for (int64_t row = item.first_row; row < item.first_row + item.num_rows; ++row)
+      for (int64_t head = 0; head < item.num_heads; ++head) f(row, begin + head * dim);
   }
 
   Result partial(const AttentionPlan::Item& item) const {
@@ -208,13 +235,15 @@ class ItemKernel {
 
   void write_output(const AttentionPlan::Item& item, const Result& result) {
     const int64_t dim = cache_.head_dim();
-    for (int64_t query = 0; query < item.num_queries(); ++query) {
-      const float* from = result.output + query * cache_.value_dims();
-      float* to = out_.row(item.first_row + query / item.num_heads) + column(item, query);
-      const Vec factor = Vec::set1(1.0f / result.sum[query]);
-      for (int64_t d = 0; d < dim; d += 16)
-        (Vec::load(from + d) * factor).store(to + d, static_cast<int>(std::min<int64_t>(16, dim - d)));
-    }
+    const float *from = result.output, *sum = result.sum;
+    for_each_query(item, [&](int64_t row, int64_t column) {
+      float* to = out_.row(row) + column;
+      const Vec factor = Vec::set1(1.0f / *sum++);
+      const int64_t whole = dim / 16 * 16;
+      for (int64_t d = 0; d < whole; d += 16) (Vec::load(from + d) * factor).store(to + d);
+      if (whole < dim) (Vec::load(from + whole) * factor).store(to + whole, static_cast<int>(dim - whole));
+      from += cache_.value_dims();
+    });
   }
 
   View q_;

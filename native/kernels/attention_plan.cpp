@@ -4,6 +4,8 @@
 
 namespace octavo {
 
+constexpr int64_t kItemsPerWorker = 2, kMinQueries = 32;
+
 void AttentionPlan::build(const Step& step, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                           int num_workers) {
   items_.clear();
@@ -13,9 +15,15 @@ void AttentionPlan::build(const Step& step, int64_t num_heads, int64_t num_kv_he
   const int64_t heads_at_once = std::min(num_heads / num_kv_heads, kMaxQueries);
   partial_size_ = heads_at_once * round_up(head_dim, 16) + 2 * round_up(heads_at_once, 16);
 
-  int64_t total = 0;  // tokens of the cache that decoding rows read
+  int64_t total = 0, chunk_rows = 0;  // tokens of the cache that decoding rows read; rows of chunks
   for (int64_t r = 0; r < step.num_requests; ++r)
-    if (num_rows(step, r) == 1) total += step.seq_lens[r];
+    if (num_rows(step, r) == 1)
+      total += step.seq_lens[r];
+    else
+      chunk_rows += num_rows(step, r);
+  // Large items read the cache less often; there must be enough of them for all workers to finish together.
+  rows_at_once_ = std::clamp(divide_up(chunk_rows * num_heads / heads_at_once, kItemsPerWorker * num_workers),
+                             std::min(kMinQueries, kMaxQueries) / heads_at_once, kMaxQueries / heads_at_once);
   const auto way_of = [&](int64_t r) {
     if (num_rows(step, r) > 1) return Way::kChunk;
     const int64_t tokens = step.seq_lens[r];
@@ -37,7 +45,7 @@ void AttentionPlan::build(const Step& step, int64_t num_heads, int64_t num_kv_he
 void AttentionPlan::add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads, Way way) {
   const int64_t begin = step.query_start[request], end = step.query_start[request + 1];
   const int64_t first_position = step.seq_lens[request] - (end - begin);
-  const int64_t heads_at_once = std::min(group, kMaxQueries), rows_at_once = kMaxQueries / heads_at_once;
+  const int64_t heads_at_once = std::min(group, kMaxQueries), rows_at_once = rows_at_once_;
   // The last rows, which see most, first.
   for (int64_t row = begin + (end - begin - 1) / rows_at_once * rows_at_once; row >= begin; row -= rows_at_once) {
     const int64_t rows = std::min(rows_at_once, end - row);

@@ -26,14 +26,32 @@ struct Products {
     explicit Session(int64_t) {}
   };
   static constexpr bool kGathersValues = false;
+  // The values of a split as the products read them, for all queries of an item: `find` is called after the product
+  // with the keys.
+  template <class Find>
+  struct Values {
+    Find find;
+    Values(Find find_, const KVCache&, int64_t) : find(find_) {}
+  };
 
-  // Scores of kScoreQueries queries from `first` on.
-  static void multiply_keys(State& state, int64_t first, const SplitTiles<Weight>& keys, const KVCache& cache) {
-    multiply_all<Scores>(state, first, std::min(first + kScoreQueries, state.num_queries), keys, keys.count,
-                         cache.head_dim(), state.scores);
-  }
-  static void multiply_values(State& state, const SplitTiles<Weight>& values, const KVCache& cache, float* out) {
-    multiply_all<WeighedValues>(state, 0, state.num_queries, values, cache.value_dims() / 16, cache.value_dims(), out);
+  // Of the queries of `sight`: scores, probabilities and what they give of the values.
+  template <class Scales, class Find>
+  static void attend(State& state, const Sight& sight, const SplitTiles<Weight>& keys, Values<Find>& values,
+                     const Scales& scales, float scale, const KVCache& cache, const Result& to) {
+    multiply_all<Scores>(state, sight, keys, keys.count, cache.head_dim(), state.scores);
+    for (int64_t q = sight.first(); q < sight.end; ++q)
+      to.maximum[q - sight.begin] =
+          largest(highest_score(state.scores_of(q), 0, kSplitTokens, sight.visible(q), scales)) * scale;
+    const Softmax<Tile, Scales> softmax(scale, scales);
+    for (int64_t q = sight.first(); q < sight.end; ++q) {
+      const int64_t visible = sight.visible(q);
+      const float maximum = to.maximum[q - sight.begin], offset = softmax.offset_of(maximum);
+      Vec total = Vec::zero();
+      for (int64_t t = 0; t < sight.num_tokens; t += softmax.kBlockTokens)
+        softmax.block(state.scores_of(q), t, visible, offset, total, state.probability(q, t));
+      to.sum[q - sight.begin] = softmax.sum_of(total, maximum);
+    }
+    multiply_all<WeighedValues>(state, sight, values.find(), cache.value_dims() / 16, cache.value_dims(), to.output);
   }
 
  private:
@@ -77,7 +95,7 @@ struct Products {
         multiply_add<Tile, Q, V>(acc, state.probability(query, i * kTileTokens), 0, weights, dims * Tile::kStep,
                                  kTileTokens / Tile::kStep);
       }
-      store<Q, V>(acc, out + query * dims + vector * 16, dims);
+      store<Q, V>(acc, out + query % kScoreQueries * dims + vector * 16, dims);
     }
   };
 
@@ -105,13 +123,13 @@ struct Products {
     return std::array<Function, sizeof...(Q)>{multiply_queries<Product, Q + 1>...};
   }
 
-  // Queries [begin, end), kQueryRows at a time.
+  // The queries of `sight`, kQueryRows at a time.
   template <class Product>
-  static void multiply_all(const State& state, int64_t begin, int64_t end, const SplitTiles<Weight>& tiles,
-                           int64_t num_vectors, int64_t dims, float* out) {
+  static void multiply_all(const State& state, const Sight& sight, const SplitTiles<Weight>& tiles, int64_t num_vectors,
+                           int64_t dims, float* out) {
     static constexpr auto kTable = make_table<Product>(std::make_index_sequence<kQueryRows>());
-    for (int64_t q = begin; q < end; q += kQueryRows)
-      kTable[std::min<int64_t>(kQueryRows, end - q) - 1](state, q, tiles, num_vectors, dims, out);
+    for (int64_t q = sight.begin; q < sight.end; q += kQueryRows)
+      kTable[std::min<int64_t>(kQueryRows, sight.end - q) - 1](state, q, tiles, num_vectors, dims, out);
   }
 };
 

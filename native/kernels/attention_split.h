@@ -15,7 +15,7 @@ inline constexpr int64_t kSplitTiles = kSplitTokens / kTileTokens;
 inline constexpr int64_t kMaxQueries = AttentionPlan::kMaxQueries;
 // Queries whose scores are made, and turned into probabilities, before those of the next.
 #ifdef __AMX_BF16__
-inline constexpr int64_t kScoreQueries = 16;  // those of a split, and all probabilities, fit the L1
+inline constexpr int64_t kScoreQueries = 16;  // a tile high; their scores of a split fit the L1
 #else
 inline constexpr int64_t kScoreQueries = kMaxQueries;
 #endif
@@ -101,6 +101,8 @@ struct Result {
     float* const maximum = floats + num_queries * dims;
     return {floats, maximum, maximum + round_up(num_queries, 16)};
   }
+  // That of the queries from `query` on.
+  Result from(int64_t query, int64_t dims) const { return {output + query * dims, maximum + query, sum + query}; }
 };
 
 // Adds the result of later tokens: both are scaled to the larger maximum. Queries before `first_query` stay as they
@@ -135,91 +137,115 @@ struct ItemState {
   int64_t num_queries;
   Operand* queries;        // [block][query][16]: the packed query vectors
   float* scores;           // [kScoreQueries][kSplitTokens]
-  Operand* probabilities;  // [block][query][16]
-  Result result, part;     // merged so far; of one split
+  Operand* probabilities;  // [block][query of the group][16]
+  Result result, part;     // merged so far; of one split and one group of kScoreQueries
 
   ItemState(int64_t queries_, const KVCache& cache) : num_queries(queries_) {
     struct StateScratch;
     const int64_t query_operands = num_operands<Tile>(kMaxQueries, cache.head_dim()),
-                  probability_operands = num_operands<Tile>(kMaxQueries, kSplitTokens), dims = cache.value_dims(),
-                  score_floats = kScoreQueries * kSplitTokens, result_floats = Result::num_floats(kMaxQueries, dims);
+                  probability_operands = num_operands<Tile>(kScoreQueries, kSplitTokens), dims = cache.value_dims(),
+                  score_floats = kScoreQueries * kSplitTokens, part_floats = Result::num_floats(kScoreQueries, dims),
+                  result_floats = Result::num_floats(kMaxQueries, dims);
     // Side by side, so that they do not compete for the same sets of the L1.
-    auto* const bytes = scratch<StateScratch, char>((score_floats + 2 * result_floats) * sizeof(float) +
+    auto* const bytes = scratch<StateScratch, char>((score_floats + part_floats + result_floats) * sizeof(float) +
                                                     (query_operands + probability_operands) * sizeof(Operand));
     queries = reinterpret_cast<Operand*>(bytes);
     probabilities = queries + query_operands;
     scores = reinterpret_cast<float*>(probabilities + probability_operands);
-    result = Result::at(scores + score_floats, kMaxQueries, dims);
-    part = Result::at(result.output + result_floats, kMaxQueries, dims);
+    part = Result::at(scores + score_floats, kScoreQueries, dims);
+    result = Result::at(part.output + part_floats, kMaxQueries, dims);
   }
 
   float* scores_of(int64_t q) const { return scores + q % kScoreQueries * kSplitTokens; }
+  // From one block of a query's probabilities to the next.
+  int64_t probability_stride() const { return std::min(num_queries, kScoreQueries) * kBlockSteps; }
   // Where the probabilities of sixteen tokens of query q from token t on stand.
   Operand* probability(int64_t q, int64_t t) const {
     const int64_t steps = t / Tile::kStep;
-    return probabilities + steps / kBlockSteps * num_queries * kBlockSteps + q * kBlockSteps + steps % kBlockSteps;
+    return probabilities + steps / kBlockSteps * probability_stride() + q % kScoreQueries * kBlockSteps +
+           steps % kBlockSteps;
   }
 };
 
-// Query q sees the first `visible` (at least one) tokens of the split. First its highest score (times `scale`) is
-// found, of all queries of a group, so that none waits for its own. Scores get the scales of the keys on the way.
-template <class Tile, class Scales>
-[[gnu::always_inline]] inline void find_maximum(const ItemState<Tile>& state, int64_t q, int64_t visible, float scale,
-                                                const Scales& scales, const Result& result) {
-  float* const scores = state.scores_of(q);
-  const int64_t whole = visible / 16 * 16;
-  const int rest = static_cast<int>(visible - whole);
+// One split as queries [begin, end) of an item, at most kScoreQueries, see it.
+struct Sight {
+  int64_t begin, end;
+  int64_t position;  // of the item's first row, counted from the split's first token; may be negative
+  int64_t num_heads, num_tokens;
+
+  // How many tokens of the split query q sees.
+  int64_t visible(int64_t q) const { return std::clamp<int64_t>(position + q / num_heads + 1, 0, num_tokens); }
+  // The first query that sees any, and what the last one sees.
+  int64_t first() const { return std::max(begin, -position * num_heads); }
+  int64_t tokens() const { return visible(end - 1); }
+};
+
+// The highest of scores [begin, end) of a query that sees the first `visible` tokens. They get the scales of the keys
+// on the way.
+template <class Scales>
+[[gnu::always_inline]] inline Vec highest_score(float* scores, int64_t begin, int64_t end, int64_t visible,
+                                                const Scales& scales) {
   // Of every other vector each: one maximum alone would wait for itself.
   Vec highest = Vec::set1(kMinusInfinity), highest_of_odd = highest;
-  const auto take_score = [&](Vec& so_far, int64_t t, int n) {
+  const auto take_score = [&](Vec& so_far, int64_t t, int n) __attribute__((always_inline)) {
     const Vec s = scales.scale_scores(Vec::load(scores + t), t);
     if constexpr (Scales::kAny) s.store(scores + t);
     so_far = max(so_far, n == 16 ? s : first(s, n, kMinusInfinity));
   };
-  const int64_t pairs = whole / 32 * 32;
+  end = std::min(end, visible);
+  int64_t t = begin;
 #pragma GCC unroll 2
-  for (int64_t t = 0; t < pairs; t += 32) {
+  for (; t + 32 <= end; t += 32) {
     take_score(highest, t, 16);
     take_score(highest_of_odd, t + 16, 16);
   }
-  if (pairs < whole) take_score(highest, pairs, 16);
-  if (rest) take_score(highest_of_odd, whole, rest);
-  result.maximum[q] = largest(max(highest, highest_of_odd)) * scale;
+  for (; t < end; t += 16) take_score(highest, t, static_cast<int>(std::min<int64_t>(end - t, 16)));
+  return max(highest, highest_of_odd);
 }
 
-// Then its probabilities and their sum: powers of two of (score - maximum) * scale, with the binary logarithm of e in
-// `scale`. The sum takes them unrounded and without the scales of the values, sixteen lanes side by side.
+// Probabilities of a query: powers of two of (score - maximum) * scale, with the binary logarithm of e in `scale`; the
+// maximum comes with its scale. Their sum takes them unrounded and without the scales of the values, sixteen lanes side
+// by side.
 template <class Tile, class Scales>
-[[gnu::always_inline]] inline void softmax(const ItemState<Tile>& state, int64_t q, int64_t visible, int64_t num_tokens,
-                                           float scale, const Scales& scales, const Result& result) {
-  constexpr int64_t kBlockTokens = kBlockSteps * Tile::kStep;
-  const float* const scores = state.scores_of(q);
-  const Vec factor = Vec::set1(scale), offset = Vec::set1(-result.maximum[q]);
-  Vec total = Vec::zero();
-  auto* to = state.probability(q, 0);
-  const int64_t stride = state.num_queries * kBlockSteps;
-  const auto probabilities = [&](int64_t t, int n) __attribute__((always_inline)) {
-    const Vec p = exp2(fma(Vec::load(scores + t), factor, offset)), scaled = scales.scale_probabilities(p, t);
-    total = total + (n == 16 ? p : first(p, n, 0.0f));
-    return n == 16 ? scaled : first(scaled, n, 0.0f);
-  };
-  int64_t t = 0;
+struct Softmax {
+  static constexpr int64_t kBlockTokens = kBlockSteps * Tile::kStep;
+
+  const Scales& scales;
+  Vec factor;
+
+  Softmax(float scale, const Scales& scales_) : scales(scales_), factor(Vec::set1(scale)) {}
+
+  // A block of tokens, from t on, of which the query sees those before `visible`.
+  [[gnu::always_inline]] void block(const float* scores, int64_t t, int64_t visible, float offset_, Vec& total,
+                                    typename Tile::Operand* to) const {
+    const Vec offset = Vec::set1(offset_);
+    Vec scaled[Tile::kStep];
+    if (t + kBlockTokens <= visible) {
 #pragma GCC unroll 2
-  for (; t + kBlockTokens <= visible; t += kBlockTokens, to += stride) {
-    Vec block[Tile::kStep];
-#pragma GCC unroll 2
-    for (int v = 0; v < Tile::kStep; ++v) block[v] = probabilities(t + v * 16, 16);
-    Tile::store_block(to, block);
-  }
-  for (; t < num_tokens; t += kBlockTokens, to += stride) {
-    Vec block[Tile::kStep];
-    for (int v = 0; v < Tile::kStep; ++v) {
-      const int64_t left = visible - t - v * 16;
-      block[v] = left > 0 ? probabilities(t + v * 16, static_cast<int>(std::min<int64_t>(left, 16))) : Vec::zero();
+      for (int v = 0; v < Tile::kStep; ++v) {
+        const Vec p = probability(scores, t + v * 16, offset);
+        total = total + p;
+        scaled[v] = scales.scale_probabilities(p, t + v * 16);
+      }
+    } else {
+      for (int v = 0; v < Tile::kStep; ++v) {
+        const int n = static_cast<int>(std::clamp<int64_t>(visible - t - v * 16, 0, 16));
+        scaled[v] = Vec::zero();
+        if (n == 0) continue;
+        const Vec p = probability(scores, t + v * 16, offset);
+        total = total + first(p, n, 0.0f);
+        scaled[v] = first(scales.scale_probabilities(p, t + v * 16), n, 0.0f);
+      }
     }
-    Tile::store_block(to, block);
+    Tile::store_block(to, scaled);
   }
-  result.sum[q] = sum(total);
-}
+  static float offset_of(float maximum) { return -maximum; }
+  static float sum_of(Vec total, float) { return sum(total); }
+
+ private:
+  [[gnu::always_inline]] Vec probability(const float* scores, int64_t t, Vec offset) const {
+    return exp2(fma(Vec::load(scores + t), factor, offset));
+  }
+};
 
 }  // namespace octavo

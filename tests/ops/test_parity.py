@@ -198,7 +198,8 @@ def test_write_kv_and_attention(backend, dtype, heads, kv_heads, dim, block_size
     q = normal(tokens, heads * dim, seed=1)
     k, v = normal(tokens, kv_heads * dim, seed=2), normal(tokens, kv_heads * dim, seed=3)
     results = []
-    for ops, owner in ((CpuOps(backend), backend), (REFERENCE, ReferenceBackend())):
+    reference = ReferenceBackend(short_powers=backend.variant in isa.SHORT_POWERS)
+    for ops, owner in ((CpuOps(backend), backend), (REFERENCE, reference)):
         cache = owner.kv_blocks(1, num_blocks, block_size, kv_heads, dim, dtype).layer(0)
         fill_past(ops, cache, batch, requests, block_size, kv_heads * dim)
         ops.write_kv(k, v, cache, batch)
@@ -241,6 +242,22 @@ def test_attention_does_not_see_batch_chunks_blocks_or_threads(backend, single, 
     assert np.array_equal(run(single, [600, *[1] * 100], [], 16, 3), expected)
     assert np.array_equal(run(backend, [699, 1], [(0, 37), (0, 1)], 16, 4), expected)
     assert np.array_equal(run(backend, [257, 443], [(0, 1)] * 20, 16, 5), expected)
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_attention_hides_nothing_that_is_not_finite(backend, dtype, bad):
+    """A query that is not finite gives NaN, and nobody else gets any of it."""
+    cache = backend.kv_blocks(1, 4, 16, 1, 16, dtype).layer(0)
+    ops, batch = CpuOps(backend), make_batch([(0, 40)], 16, 4)
+    q = normal(40, 32)
+    ops.write_kv(normal(40, 16), normal(40, 16), cache, batch)
+    expected = ops.attention(q, cache, batch, 0.25)
+    q[7, :16] = bad
+    out = ops.attention(q, cache, batch, 0.25)
+    assert np.isnan(out[7, :16]).all()
+    out[7, :16] = expected[7, :16]
+    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)

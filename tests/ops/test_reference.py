@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from octavo.ops.api import Batch, TensorSource
+from octavo.ops.powers import UNIT, short_powers
 from octavo.ops.reference import ReferenceBackend, ReferenceOps, round_to
 
 OPS, BACKEND = ReferenceOps(), ReferenceBackend()
@@ -163,3 +164,10 @@ def test_the_small_ones() -> None:
     np.testing.assert_array_equal(np.concatenate([third, first, second], axis=1), x[:, [3, 4, 5, 0, 1, 2]])
     np.testing.assert_array_equal(OPS.add(x, x), 2 * x)
     np.testing.assert_array_equal(OPS.take_rows(x, np.array([1, 3], np.int32)), x[[1, 3]])
+
+
+def test_short_powers_are_powers_of_two_but_for_a_factor() -> None:
+    x = np.arange(-32768, 1, dtype=np.float32)
+    ratio = short_powers(x) / np.exp2(x.astype(np.float64) / UNIT)
+    assert ratio.max() / ratio.min() < 1 + 3 * 2.0**-8
+    assert short_powers(np.float32([-np.inf, np.nan, -1e9, 0])).tolist() == [2.0**-32] * 3 + [1.0]

@@ -33,7 +33,7 @@ class AttentionPlan {
   static constexpr int64_t kSplitTokens = 256;
   // Query vectors of an item.
 #ifdef __AMX_BF16__
-  static constexpr int64_t kMaxQueries = 32;  // two tiles high
+  static constexpr int64_t kMaxQueries = 192;  // twelve tiles high
 #else
   static constexpr int64_t kMaxQueries = 12;  // their scores of a split fit L1
 #endif
@@ -87,6 +87,7 @@ class AttentionPlan {
   std::vector<int64_t> claims_;  // claim c is items [claims_[c], claims_[c + 1])
   std::vector<int64_t> merge_groups_;
   Tickets tickets_;
+  int64_t rows_at_once_ = 1;  // of a chunk, in an item
   int64_t num_partials_ = 0, partial_size_ = 0;
   Memory partials_;
 };

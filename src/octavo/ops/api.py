@@ -15,7 +15,8 @@ Arithmetic, for all backends:
 - In attention with a bfloat16 cache, the inputs of matrix products are q (after rope), k, v and the probabilities. An
   int8 cache keeps codes, with a float32 scale for each token and kv head: max|x| / 127, codes rounded to nearest even.
   The products take the codes, which are exact in bfloat16; scores are multiplied by the scales of the keys,
-  probabilities by the scales of the values before they are rounded.
+  probabilities by the scales of the values before they are rounded. An instruction set of isa.SHORT_POWERS makes the
+  probabilities of a bfloat16 cache with exponents in units of 2^-10 (powers.py), and sums them as they are multiplied.
 - Every row of every result depends on that row's inputs alone, never on how many rows there are.
 
 Notation: T tokens in the step, R requests, L rows of logits, H query heads, G key/value heads, D head_dim.

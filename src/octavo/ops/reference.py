@@ -16,6 +16,7 @@ import numpy.typing as npt
 from octavo.ops.api import ActivationDType, Batch, CacheDType, DType, Float32Array, Int32Array, Storage, TensorSource
 from octavo.ops.decode import Codes, decode, split
 from octavo.ops.halves import unpack_in_halves
+from octavo.ops.powers import UNIT, short_powers
 from octavo.ops.quantised import (
     Int8Rows,
     keeps_blocks,
@@ -61,6 +62,7 @@ class ReferenceKVCache:
     v_scale: Float32Array
     block_size: int
     dtype: CacheDType
+    short_powers: bool = False  # probabilities are made by short_powers
 
     @property
     def operand_dtype(self) -> DType:
@@ -182,7 +184,8 @@ def _attend(q: Float32Array, cache: ReferenceKVCache, slots: Int32Array, head: i
     """One query [D] on the keys and values [n, D] of a head in `slots`: softmax(k @ q * scale) @ v.
 
     Each split has its own maximum; the probabilities relative to it are rounded for their product with v, but summed
-    unrounded. Then the splits are merged from left to right, rescaled to the larger of the two maxima.
+    unrounded, unless they are short powers of two, which are of bfloat16 as they come. Then the splits are merged from
+    left to right, rescaled to the larger of the two maxima.
     """
     k, k_scale = cache.k[slots, head], cache.k_scale[slots, head, 0]
     v, v_scale = cache.v[slots, head], cache.v_scale[slots, head, 0]
@@ -191,7 +194,11 @@ def _attend(q: Float32Array, cache: ReferenceKVCache, slots: Int32Array, head: i
         split = slice(begin, begin + SPLIT)
         scores = (k[split] @ q) * k_scale[split] * np.float32(scale)
         split_maximum = np.max(scores)
-        p = np.exp(scores - split_maximum)
+        if cache.short_powers:
+            p = short_powers((scores - split_maximum) * np.float32(UNIT / np.log(2)))
+            p += split_maximum - split_maximum  # NaN if that is not finite
+        else:
+            p = np.exp(scores - split_maximum)
         split_total = np.sum(p, dtype=np.float32)
         split_sums = v[split].T @ round_to(p * v_scale[split], cache.operand_dtype)
         merged = np.maximum(maximum, split_maximum)
@@ -203,12 +210,13 @@ def _attend(q: Float32Array, cache: ReferenceKVCache, slots: Int32Array, head: i
 
 
 class ReferenceBackend:
-    """`unpacks_in_halves`: as an instruction set of isa.UNPACKS_IN_HALVES does."""
+    """`unpacks_in_halves`: as an instruction set of isa.UNPACKS_IN_HALVES does; `short_powers`: of isa.SHORT_POWERS."""
 
     name = "reference"
 
-    def __init__(self, unpacks_in_halves: bool = False) -> None:
+    def __init__(self, unpacks_in_halves: bool = False, short_powers: bool = False) -> None:
         self._unpacks_in_halves = unpacks_in_halves
+        self._short_powers = short_powers
 
     def matrix(
         self,
@@ -241,7 +249,11 @@ class ReferenceBackend:
         shape, scales = (num_blocks * block_size, num_kv_heads, head_dim), (num_blocks * block_size, num_kv_heads, 1)
         k, v = (np.zeros((num_layers, *shape), np.float32) for _ in range(2))
         k_scale, v_scale = (np.ones((num_layers, *scales), np.float32) for _ in range(2))
-        layers = (ReferenceKVCache(*arrays, block_size, dtype) for arrays in zip(k, v, k_scale, v_scale, strict=True))
+        short_powers = self._short_powers and dtype == "bfloat16"
+        layers = (
+            ReferenceKVCache(*arrays, block_size, dtype, short_powers)
+            for arrays in zip(k, v, k_scale, v_scale, strict=True)
+        )
         return ReferenceKVBlocks(tuple(layers), block_size)
 
     def _matrix(
