@@ -20,11 +20,9 @@ KVCache::KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, i
   if (dtype == DType::kInt16) throw std::invalid_argument("a cache keeps float32, bfloat16 or int8");
   const int64_t element = dtype == DType::kFloat32 ? 4 : dtype == DType::kBFloat16 ? 2 : 1;
   const int64_t scales = dtype == DType::kInt8 ? kTileTokens * sizeof(float) : 0;
-  key_tile_ = key_dims() * kTileTokens * element + scales;
-  value_tile_ = value_dims() * kTileTokens * element + scales;
-  const int64_t num_tiles = num_blocks * block_size / kTileTokens;
-  keys_ = Memory(static_cast<size_t>(num_tiles * num_kv_heads * key_tile_));
-  values_ = Memory(static_cast<size_t>(num_tiles * num_kv_heads * value_tile_));
+  key_bytes_ = key_dims() * kTileTokens * element + scales;
+  value_bytes_ = value_dims() * kTileTokens * element + scales;
+  tiles_ = Memory(static_cast<size_t>(num_blocks * block_bytes()));
 }
 
 namespace {
@@ -178,10 +176,7 @@ void write_rows(const Rows& rows, const KVCache& cache, Worker worker) {
 void KVCache::copy_block(int64_t from, int64_t to, int64_t num_tokens) const {
   const int64_t num_tiles = divide_up(num_tokens, kTileTokens), heads = num_tiles * num_kv_heads_;
   const int64_t source = from * tiles_of_block(), target = to * tiles_of_block();
-  if (from != to) {
-    std::memcpy(keys<char>(target, 0), keys<char>(source, 0), heads * key_tile_);
-    std::memcpy(values<char>(target, 0), values<char>(source, 0), heads * value_tile_);
-  }
+  if (from != to) std::memcpy(keys<char>(target, 0), keys<char>(source, 0), heads * tile_bytes());
   const int64_t last_tile = target + num_tiles - 1, num_kept = num_tokens - (num_tiles - 1) * kTileTokens;
   if (num_kept == kTileTokens) return;
   switch (dtype_) {
@@ -197,15 +192,11 @@ void KVCache::copy_block(int64_t from, int64_t to, int64_t num_tokens) const {
 }
 
 void KVCache::save_block(int64_t block, uint8_t* out) const {
-  const int64_t tile = block * tiles_of_block(), heads = tiles_of_block() * num_kv_heads_;
-  std::memcpy(out, keys<char>(tile, 0), heads * key_tile_);
-  std::memcpy(out + heads * key_tile_, values<char>(tile, 0), heads * value_tile_);
+  std::memcpy(out, keys<char>(block * tiles_of_block(), 0), block_bytes());
 }
 
 void KVCache::load_block(int64_t block, const uint8_t* bytes) const {
-  const int64_t tile = block * tiles_of_block(), heads = tiles_of_block() * num_kv_heads_;
-  std::memcpy(keys<char>(tile, 0), bytes, heads * key_tile_);
-  std::memcpy(values<char>(tile, 0), bytes + heads * key_tile_, heads * value_tile_);
+  std::memcpy(keys<char>(block * tiles_of_block(), 0), bytes, block_bytes());
 }
 
 void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker worker) {
