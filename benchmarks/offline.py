@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The same offline work in octavo, vLLM, OpenVINO GenAI or transformers, with that engine's own Python.
 
-    PYTHON offline.py ENGINE MODEL --out FILE.json [--dtype D] [--quantization Q] [--isa I] [--rows 1,8,32,64] [--rounds N]
+    PYTHON offline.py ENGINE MODEL --out FILE.json [--dtype D] [--quantization Q] [--isa I] [--rows 1,8,32,64]
+        [--rounds N]
 
 Measures the seconds from the start of this process to the first token; for each number in --rows, how many tokens per
 second come out when so many short prompts are handed over at once (128 tokens each, greedy, the end of text ignored);

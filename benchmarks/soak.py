@@ -38,6 +38,7 @@ from soak_load import CLIENTS, Client, Tally, many_requests, stopped_readers
 MAX_GROWTH = 30 * 2**20  # bytes
 MAX_READER = 300 * 2**10  # bytes in the server, of a client that does not read
 IDLE_SECONDS = 6.0
+REST_SECONDS = 11.0  # after two more beats an idle engine is left alone (engine/supervisor.py)
 SETTLE_SECONDS = 20.0  # until what was cut off must be gone
 REASONS = ("stop", "length", "abort", "error", "tool_calls")
 
@@ -268,7 +269,7 @@ async def soak_stopped_readers(server: Server, args: argparse.Namespace, report:
 
 async def note_rest(args: argparse.Namespace, server: Server, warm: dict[str, Usage], report: Report) -> None:
     """What is left when all is over."""
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(REST_SECONDS)
     moments = [server.usage()]
     for _ in range(3):
         await asyncio.sleep(IDLE_SECONDS)

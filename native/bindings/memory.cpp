@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 #include <tuple>
 
@@ -11,6 +12,7 @@
 #include "bindings/bindings.h"
 #include "octavo/decode.h"
 #include "octavo/kernels.h"
+#include "octavo/kv_cache.h"
 #include "octavo/matrix.h"
 #include "octavo/thread_pool.h"
 
@@ -60,8 +62,8 @@ Matrix packed_matrix(const Mapping& mapping, size_t offset, const std::vector<So
                         bias_values(bias, sources));
 }
 
-void check_block(const KVCache& cache, int64_t block) {
-  require(block >= 0 && block < cache.num_blocks(), "a block must be one of the cache's");
+void check_block(const KVBlocks& blocks, int64_t block) {
+  require(block >= 0 && block < blocks.num_blocks(), "a block must be one of the cache's");
 }
 
 }  // namespace
@@ -101,16 +103,21 @@ void bind_memory(nb::module_& m) {
           nb::rv_policy::reference_internal)
       .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul);
 
-  nb::class_<KVCache>(m, "KVCache")
+  nb::class_<KVCache>(m, "KVCache");
+
+  nb::class_<KVBlocks>(m, "KVBlocks")
       .def("__init__",
-           [](KVCache* self, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
-              const std::string& dtype) {
-             new (self) KVCache(num_blocks, block_size, num_kv_heads, head_dim, parse_dtype(dtype));
+           [](KVBlocks* self, int64_t num_layers, int64_t num_blocks, int64_t block_size, int64_t num_kv_heads,
+              int64_t head_dim, const std::string& dtype) {
+             new (self) KVBlocks({num_blocks, block_size, num_kv_heads, head_dim, parse_dtype(dtype)}, num_layers);
            })
-      .def_prop_ro("block_bytes", &KVCache::block_bytes)
+      .def_prop_ro("block_bytes", &KVBlocks::block_bytes)
+      .def(
+          "layer", [](const KVBlocks& self, size_t i) -> const KVCache& { return self.layers().at(i); },
+          nb::rv_policy::reference_internal)
       .def(
           "copy_block",
-          [](const KVCache& self, int64_t from, int64_t to, int64_t num_tokens) {
+          [](const KVBlocks& self, int64_t from, int64_t to, int64_t num_tokens) {
             check_block(self, from);
             check_block(self, to);
             require(num_tokens > 0 && num_tokens <= self.block_size(), "a copy has tokens of one block");
@@ -119,18 +126,18 @@ void bind_memory(nb::module_& m) {
           nb::arg("from_block"), nb::arg("to_block"), nb::arg("num_tokens"))
       .def(
           "save_block",
-          [](const KVCache& self, int64_t block, MutableBytes out) {
+          [](const KVBlocks& self, int64_t block, MutableBytes out) {
             check_block(self, block);
             require(static_cast<int64_t>(out.size()) == self.block_bytes(), "a block has block_bytes bytes");
-            self.save_block(block, out.data());
+            std::memcpy(out.data(), self.block(block), out.size());
           },
           nb::arg("block"), nb::arg("out"))
       .def(
           "load_block",
-          [](const KVCache& self, int64_t block, Bytes bytes) {
+          [](const KVBlocks& self, int64_t block, Bytes bytes) {
             check_block(self, block);
             require(static_cast<int64_t>(bytes.size()) == self.block_bytes(), "a block has block_bytes bytes");
-            self.load_block(block, bytes.data());
+            std::memcpy(self.block(block), bytes.data(), bytes.size());
           },
           nb::arg("block"), nb::arg("bytes"));
 

@@ -1,28 +1,31 @@
-// Writes rows of keys and values into the tiles of the paged cache, and moves whole blocks. Owns the layouts that
-// attention.h describes.
+// Writes rows of keys and values into the tiles of the paged cache, and copies blocks. Owns the layouts that kv_cache.h
+// describes.
+#include "octavo/kv_cache.h"
+
 #include <cstring>
 #include <stdexcept>
 
 #include "octavo/attention.h"
-#include "octavo/memory.h"
 #include "tiles/vec.h"
 
 namespace octavo {
 
 constexpr int64_t kTileTokens = KVCache::kTileTokens;
 
-KVCache::KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim, DType dtype)
-    : num_blocks_(num_blocks),
-      block_size_(block_size),
-      num_kv_heads_(num_kv_heads),
-      head_dim_(head_dim),
-      dtype_(dtype) {
-  if (dtype == DType::kInt16) throw std::invalid_argument("a cache keeps float32, bfloat16 or int8");
-  const int64_t element = dtype == DType::kFloat32 ? 4 : dtype == DType::kBFloat16 ? 2 : 1;
-  const int64_t scales = dtype == DType::kInt8 ? kTileTokens * sizeof(float) : 0;
-  key_bytes_ = key_dims() * kTileTokens * element + scales;
-  value_bytes_ = value_dims() * kTileTokens * element + scales;
-  tiles_ = Memory(static_cast<size_t>(num_blocks * block_bytes()));
+KVCache::KVCache(const KVShape& shape, char* first, int64_t tile_stride)
+    : shape_(shape), first_(first), tile_stride_(tile_stride) {
+  if (dtype() == DType::kInt16) throw std::invalid_argument("a cache keeps float32, bfloat16 or int8");
+  const int64_t element = dtype() == DType::kFloat32 ? 4 : dtype() == DType::kBFloat16 ? 2 : 1;
+  const int64_t scales = dtype() == DType::kInt8 ? kTileTokens * sizeof(float) : 0;
+  key_tile_ = key_dims() * kTileTokens * element + scales;
+  value_tile_ = value_dims() * kTileTokens * element + scales;
+}
+
+KVBlocks::KVBlocks(const KVShape& shape, int64_t num_layers) : shape_(shape) {
+  const int64_t layer_bytes = KVCache(shape, nullptr, 0).tile_bytes(), tile_stride = num_layers * layer_bytes;
+  block_bytes_ = shape.block_size / kTileTokens * tile_stride;
+  memory_ = Memory(static_cast<size_t>(shape.num_blocks * block_bytes_));
+  for (int64_t i = 0; i < num_layers; ++i) layers_.emplace_back(shape, block(0) + i * layer_bytes, tile_stride);
 }
 
 namespace {
@@ -173,30 +176,27 @@ void write_rows(const Rows& rows, const KVCache& cache, Worker worker) {
 
 }  // namespace
 
-void KVCache::copy_block(int64_t from, int64_t to, int64_t num_tokens) const {
-  const int64_t num_tiles = divide_up(num_tokens, kTileTokens), heads = num_tiles * num_kv_heads_;
-  const int64_t source = from * tiles_of_block(), target = to * tiles_of_block();
-  if (from != to) std::memcpy(keys<char>(target, 0), keys<char>(source, 0), heads * tile_bytes());
-  const int64_t last_tile = target + num_tiles - 1, num_kept = num_tokens - (num_tiles - 1) * kTileTokens;
+void KVBlocks::copy_block(int64_t from, int64_t to, int64_t num_tokens) const {
+  const int64_t tiles_of_block = block_size() / kTileTokens, num_tiles = divide_up(num_tokens, kTileTokens);
+  if (from != to) std::memcpy(block(to), block(from), num_tiles * (block_bytes_ / tiles_of_block));
+  const int64_t last_tile = to * tiles_of_block + num_tiles - 1;
+  const int64_t num_kept = num_tokens - (num_tiles - 1) * kTileTokens;
   if (num_kept == kTileTokens) return;
-  switch (dtype_) {
-    case DType::kFloat32:
-      return clear_values_of_all_heads<float>(*this, last_tile, num_kept);
-    case DType::kBFloat16:
-      return clear_values_of_all_heads<bf16>(*this, last_tile, num_kept);
-    case DType::kInt8:
-      return clear_values_of_all_heads<int8_t>(*this, last_tile, num_kept);
-    case DType::kInt16:
-      break;  // refused when the cache was made
+  for (const KVCache& layer : layers_) {
+    switch (layer.dtype()) {
+      case DType::kFloat32:
+        clear_values_of_all_heads<float>(layer, last_tile, num_kept);
+        break;
+      case DType::kBFloat16:
+        clear_values_of_all_heads<bf16>(layer, last_tile, num_kept);
+        break;
+      case DType::kInt8:
+        clear_values_of_all_heads<int8_t>(layer, last_tile, num_kept);
+        break;
+      case DType::kInt16:
+        break;  // KVCache refuses it
+    }
   }
-}
-
-void KVCache::save_block(int64_t block, uint8_t* out) const {
-  std::memcpy(out, keys<char>(block * tiles_of_block(), 0), block_bytes());
-}
-
-void KVCache::load_block(int64_t block, const uint8_t* bytes) const {
-  std::memcpy(keys<char>(block * tiles_of_block(), 0), bytes, block_bytes());
 }
 
 void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker worker) {

@@ -141,6 +141,13 @@ class AsyncLLM:
         """Whether requests wait for an engine that is started again."""
         return self._client.restarting
 
+    async def check_health(self) -> None:
+        """Raises EngineDeadError where no request will ever run again. Has an idle engine looked after, so that the
+        next call knows of one that is stopped or stuck; a request or `is_ready` does that too."""
+        if not self.alive:
+            raise self._death or EngineDeadError("the engine is dead")
+        self._client.look_after()
+
     async def wait_until_dead(self) -> EngineDeadError:
         """Returns when no request will ever run again: why."""
         await self._dead.wait()

@@ -244,15 +244,43 @@ async def test_an_engine_that_works_is_not_hurried(tmp_path):
         assert driver.client.stats.num_restarts == 0
 
 
-async def test_an_idle_engine_that_hangs_is_noticed_before_anybody_asks():
+async def test_an_idle_engine_is_left_alone_until_somebody_wants_it(monkeypatch):
+    """So an idle server takes no time at all. One that hangs is noticed when somebody asks how it is."""
     async with driven(engine_timeout=1.0) as driver:
+        client = driver.client
+        await standby_of(client)  # the watch has had its first beat
+        receiving = asyncio.create_task(driver.run(lambda: bool(driver.answers)))
+        beats = count_calls(monkeypatch, client._engine, "ask_for_beat")
+        await asyncio.sleep(1.0)
+        assert len(beats) <= 2  # of four
+        os.kill(pid_of(client._engine), signal.SIGSTOP)
+        client.look_after()
+        while not client.stats.num_restarts:
+            await asyncio.sleep(0.01)
+        source = request("a")
+        driver.add(source)
+        await receiving
+        await driver.run()
+        driver.check(source)
+
+
+async def test_an_engine_that_hung_while_nobody_looked_is_noticed_by_the_next_request():
+    async with driven(engine_timeout=1.0) as driver:
+        await standby_of(driver.client)
+        await asyncio.sleep(0.6)
         os.kill(pid_of(driver.client._engine), signal.SIGSTOP)
-        await driver.run_until_restarted()
+        await asyncio.sleep(0.6)
         source = request("a")
         driver.add(source)
         await driver.run()
         driver.check(source)
         assert driver.client.stats.num_restarts == 1
+
+
+def count_calls(monkeypatch, owner, name):
+    calls, call = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda: calls.append(name) or call())
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -292,6 +320,7 @@ async def test_a_standby_that_dies_is_replaced():
         pid = await standby_of(client)
         os.kill(pid, signal.SIGKILL)
         while await standby_of(client) == pid:
+            client.look_after()
             await asyncio.sleep(0.001)
         os.kill(await standby_of(client), signal.SIGKILL)
         driver.kill()  # both at once

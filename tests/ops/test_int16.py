@@ -121,4 +121,4 @@ def test_int16_goes_with_int8_rows(backends):
     with pytest.raises(ValueError, match="131073 columns; int16 activations allow 131072"):
         matrix(backends[0], np.zeros((1, 131073), np.float32))
     with pytest.raises(ValueError, match="a cache keeps float32, bfloat16 or int8"):
-        backends[0].kv_cache(1, 16, 1, 16, "int16")
+        backends[0].kv_blocks(1, 1, 16, 1, 16, "int16")

@@ -199,7 +199,7 @@ def test_write_kv_and_attention(backend, dtype, heads, kv_heads, dim, block_size
     k, v = normal(tokens, kv_heads * dim, seed=2), normal(tokens, kv_heads * dim, seed=3)
     results = []
     for ops, owner in ((CpuOps(backend), backend), (REFERENCE, ReferenceBackend())):
-        cache = owner.kv_cache(num_blocks, block_size, kv_heads, dim, dtype)
+        cache = owner.kv_blocks(1, num_blocks, block_size, kv_heads, dim, dtype).layer(0)
         fill_past(ops, cache, batch, requests, block_size, kv_heads * dim)
         ops.write_kv(k, v, cache, batch)
         results.append(ops.attention(q, cache, batch, dim**-0.5))
@@ -217,7 +217,7 @@ def test_attention_does_not_see_batch_chunks_blocks_or_threads(backend, single, 
     k, v = normal(total, kv_heads * dim, seed=2), normal(total, kv_heads * dim, seed=3)
 
     def run(owner, chunks, others, block_size, seed):
-        cache = owner.kv_cache(400, block_size, kv_heads, dim, dtype)
+        cache = owner.kv_blocks(1, 400, block_size, kv_heads, dim, dtype).layer(0)
         ops, out, past = CpuOps(owner), [], 0
         for new in chunks:
             requests = [(past, new), *others]
@@ -246,7 +246,7 @@ def test_attention_does_not_see_batch_chunks_blocks_or_threads(backend, single, 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_attention_ignores_what_an_earlier_owner_left(backend, dtype):
     """NaNs in a block's unwritten part must not reach the request that has the block now."""
-    cache = backend.kv_cache(2, 16, 1, 16, dtype)
+    cache = backend.kv_blocks(1, 2, 16, 1, 16, dtype).layer(0)
     ops = CpuOps(backend)
     poison = np.full((16, 16), np.nan, np.float32)
     whole = make_batch([(0, 16)], 16, 1)

@@ -58,7 +58,7 @@ def attend_all(lengths: list[int], dtype: Any) -> tuple[list[Array], Array, Arra
         rng_array(tokens, KV_HEADS * DIM, seed=1),
         rng_array(tokens, KV_HEADS * DIM, seed=2),
     )
-    cache = BACKEND.kv_cache(int(batch.block_tables.max()) + 1 + len(lengths), BLOCK, KV_HEADS, DIM, dtype)
+    cache = BACKEND.kv_blocks(1, int(batch.block_tables.max()) + 1 + len(lengths), BLOCK, KV_HEADS, DIM, dtype).layer(0)
     OPS.write_kv(k, v, cache, batch)
     out = OPS.attention(q, cache, batch, DIM**-0.5)
     return np.split(out, batch.query_start[1:-1]), q, k, v, batch, cache
@@ -100,7 +100,7 @@ def test_chunks_do_not_change_a_bit(dtype: Any) -> None:
 def test_extreme_scores_stay_finite() -> None:
     batch = make_batch([0], [300])
     q, v = np.full((300, DIM), 1e3, np.float32), rng_array(300, DIM)
-    cache = BACKEND.kv_cache(19, BLOCK, 1, DIM, "float32")
+    cache = BACKEND.kv_blocks(1, 19, BLOCK, 1, DIM, "float32").layer(0)
     OPS.write_kv(q * np.linspace(-1, 1, 300, dtype=np.float32)[:, None], v, cache, batch)
     out = OPS.attention(q, cache, batch, 1.0)
     np.testing.assert_allclose(out, v, rtol=1e-6)  # the newest key is always the best, by thousands

@@ -278,6 +278,7 @@ async def test_an_unexpected_error_is_a_500_that_tells_nothing(server):
 async def test_probes(server):
     response = await server.http.get("/health")
     assert response.status_code == 200 and response.content == b""
+    assert server.engine.num_looks == 1  # who asks has an idle engine looked after
     assert (await server.http.get("/ready")).status_code == 200
     assert set((await server.http.get("/version")).json()) == {"version"}
     metrics = await server.http.get("/metrics")

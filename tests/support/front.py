@@ -109,6 +109,9 @@ class LocalClient:
         self.num_pictures += 1
         self.picture = self.engine.picture()
 
+    def look_after(self) -> None:
+        """It cannot hang by itself."""
+
     async def receive(self) -> list[TokenDelta]:
         if not self.engine.has_unfinished:
             await self._work.wait()

@@ -54,11 +54,9 @@ def reference_logits(
         max_model_len or config.max_position_embeddings,
     )
     batch = one_request(len(token_ids), 16, token_ids)
-    caches = [
-        backend.kv_cache(len(batch.block_tables[0]), 16, config.num_kv_heads, config.head_dim, dtype)
-        for _ in range(config.num_layers)
-    ]
-    hidden = model.forward(ops, batch, caches)
+    num_blocks = len(batch.block_tables[0])
+    blocks = backend.kv_blocks(config.num_layers, num_blocks, 16, config.num_kv_heads, config.head_dim, dtype)
+    hidden = model.forward(ops, batch, [blocks.layer(i) for i in range(config.num_layers)])
     logits: Logits = model.logits(ops, hidden, batch)
     return logits
 

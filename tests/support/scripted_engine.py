@@ -79,6 +79,7 @@ class ScriptedEngine:
         self.script: Callable[[EngineRequest], Iterable[int]] = lambda request: tokenizer.encode(SAID)
         self.fail: dict[int, str] = {}
         self.held = False
+        self.num_looks = 0
         self.num_cached_tokens = 0  # that every request finds
         self.num_resets = 0  # of the prefix cache
         self.step_seconds = 0.0
@@ -124,6 +125,9 @@ class ScriptedEngine:
 
     def request_picture(self) -> None:
         """There are no blocks to show."""
+
+    def look_after(self) -> None:
+        self.num_looks += 1
 
     def hold(self) -> None:
         self.held = True

@@ -1,81 +1,15 @@
-// The paged KV cache of one layer, and attention over it. A tile is sixteen tokens: one vector of scores.
-//
-//   [tile][kv_head]{
-//     keys    [key_dims / kStep][16][kStep]    key_dims: head_dim in whole blocks of 16 steps
-//     values  [16 / kStep][value_dims][kStep]  value_dims: head_dim in whole vectors of 16
-//   }
-//
-// Side by side, since a stream over scattered pieces is the faster the longer they are. kStep is 2 in bfloat16 (a pair
-// product takes two dimensions, or two tokens, at once) and 1 in float32. A block of block_size tokens is block_size /
-// 16 tiles side by side, so that slot / 16 is the tile of a slot. In int8, vectors of 16 codes stand where the products
-// will read pairs of them:
-//
-//   keys    { [key_dims][16], 16 scales }
-//   values  { [8][value_dims / 16][2][16], 16 scales }
-//
-// Whoever owns a block writes its tokens in ascending order. Writing a tile's first token makes zeros of all values of
-// the tile that are not written in the same step, so that a probability of zero never meets an earlier owner's NaN.
+// Attention over the paged KV cache, and the writing of its rows.
 #pragma once
 
 #include <atomic>
 #include <vector>
 
+#include "octavo/kv_cache.h"
 #include "octavo/memory.h"
 #include "octavo/thread_pool.h"
 #include "octavo/types.h"
 
 namespace octavo {
-
-class KVCache {
- public:
-  static constexpr int64_t kTileTokens = 16;
-
-  KVCache(int64_t num_blocks, int64_t block_size, int64_t num_kv_heads, int64_t head_dim, DType dtype);
-
-  DType dtype() const { return dtype_; }
-  int64_t num_blocks() const { return num_blocks_; }
-  int64_t num_kv_heads() const { return num_kv_heads_; }
-  int64_t head_dim() const { return head_dim_; }
-  int64_t block_size() const { return block_size_; }
-  int64_t key_dims() const { return round_up(head_dim_, dtype_ == DType::kFloat32 ? 16 : 32); }
-  int64_t value_dims() const { return round_up(head_dim_, 16); }
-  // Of one tile of one head, with its scales.
-  int64_t key_tile_bytes() const { return key_bytes_; }
-  int64_t value_tile_bytes() const { return value_bytes_; }
-  int64_t tile_bytes() const { return key_bytes_ + value_bytes_; }
-  int64_t block_bytes() const { return tiles_of_block() * num_kv_heads_ * tile_bytes(); }
-
-  // The first num_tokens tokens of a block into another one, or into the same; values behind them become zero.
-  void copy_block(int64_t from, int64_t to, int64_t num_tokens) const;
-  // A whole block to or from block_bytes() bytes elsewhere.
-  void save_block(int64_t block, uint8_t* out) const;
-  void load_block(int64_t block, const uint8_t* bytes) const;
-
-  // T: float, bf16 or int8_t, as dtype() says.
-  template <class T>
-  T* keys(int64_t tile, int64_t head) const {
-    return reinterpret_cast<T*>(tiles_.as<char>() + (tile * num_kv_heads_ + head) * tile_bytes());
-  }
-  template <class T>
-  T* values(int64_t tile, int64_t head) const {
-    return reinterpret_cast<T*>(keys<char>(tile, head) + key_bytes_);
-  }
-  // In int8: a code times the scale of its token is the value. [16]
-  float* key_scales(int64_t tile, int64_t head) const {
-    return reinterpret_cast<float*>(keys<int8_t>(tile, head) + key_dims() * kTileTokens);
-  }
-  float* value_scales(int64_t tile, int64_t head) const {
-    return reinterpret_cast<float*>(values<int8_t>(tile, head) + value_dims() * kTileTokens);
-  }
-
- private:
-  int64_t tiles_of_block() const { return block_size_ / kTileTokens; }
-
-  int64_t num_blocks_, block_size_, num_kv_heads_, head_dim_;
-  DType dtype_;
-  int64_t key_bytes_, value_bytes_;  // of a tile
-  Memory tiles_;
-};
 
 // The integers of one step (see Batch in ops/api.py).
 struct Step {

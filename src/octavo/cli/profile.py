@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from octavo.cli.bench.common import runner_of
 from octavo.cli.bench.report import show_table
 from octavo.errors import ConfigError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.engine.engine import Engine
     from octavo.engine.messages import EngineInfo
     from octavo.models.config import ModelConfig
-    from octavo.ops.api import Batch, CacheDType
+    from octavo.ops.api import Batch, CacheDType, KVBlocks
     from octavo.runtime.program import Instruction, ProgramExecutor
 
 WARMUP = 3  # repetitions before the timed ones
@@ -69,6 +70,7 @@ def profile(engine: Engine, executor: ProgramExecutor, model: ModelConfig, shape
     from octavo.ops.cpu import CpuBackend
 
     batch = made_up_batch(engine, shape)
+    fill_blocks(runner_of(engine).storage.blocks, int(batch.block_tables.max()) + 1)
     seconds = time_program(executor, batch, shape.num_requests, num_iters)
     backend = CpuBackend(variant=engine.info.isa, num_threads=engine.info.num_threads)
     return Profile(
@@ -95,6 +97,16 @@ def time_program(
         samples.append(executor.native.seconds)
     executor.native.set_profiling(False)
     return [statistics.median(times) for times in zip(*samples[WARMUP:], strict=True)]
+
+
+def fill_blocks(blocks: KVBlocks, num_blocks: int) -> None:
+    """Some small numbers, whatever the cache's type, in each of the first blocks: memory that was never written would
+    all be one page, and come from the nearest cache."""
+    import numpy as np
+
+    payload = np.random.default_rng(2).integers(0x3A, 0x3F, blocks.block_bytes, np.uint8)
+    for block in range(num_blocks):
+        blocks.load_block(block, payload)
 
 
 def kv_token_bytes(model: ModelConfig, info: EngineInfo) -> float:
@@ -146,7 +158,7 @@ def _row(cost: OpCost, result: Profile, total: float) -> tuple[str, ...]:
 
 
 def made_up_batch(engine: Engine, shape: Shape) -> Batch:
-    """Raises ConfigError for a step that the engine could not have. What the cache holds does not matter."""
+    """Raises ConfigError for a step that the engine could not have."""
     info, scheduler = engine.info, engine.scheduler
     blocks_each = max(1, -(-shape.context_len // info.block_size))
     rows = shape.num_requests * shape.num_tokens

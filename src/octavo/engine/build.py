@@ -63,13 +63,18 @@ def build_engine(config: EngineConfig) -> Engine:
     weights = _packed_weights(config, checkpoint, model_config, formats, backend)
     model = load_model(checkpoint, model_config, backend, formats, plan.max_model_len, config.seed, weights)
     loading = f"{weights.origin} in {time.perf_counter() - start:.2f} s"
-    kv_caches = [
-        backend.kv_cache(plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, kv_dtype)
-        for _ in range(model_config.num_layers)
-    ]
+    blocks = backend.kv_blocks(
+        model_config.num_layers,
+        plan.num_blocks,
+        plan.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        kv_dtype,
+    )
+    kv_caches = [blocks.layer(i) for i in range(model_config.num_layers)]
     sampler = Sampler(backend.native, backend.pool, logprobs_mode=config.logprobs_mode)
     store = _store(config, checkpoint, model_config, dtype, kv_dtype, formats, variant, plan)
-    storage = KVStorage(kv_caches, num_slots=plan.num_slots, swap_dir=config.swap_dir, sink=store)
+    storage = KVStorage(blocks, num_slots=plan.num_slots, swap_dir=config.swap_dir, sink=store)
     runner = Runner(_executor(config, model, backend, kv_caches, plan.block_size), sampler, storage, weights)
     info = _info(config, model_config, dtype, formats, backend, plan, loading)
     engine = Engine(_scheduler(config, plan, store), runner, info)

@@ -69,6 +69,9 @@ class EngineClient(Protocol):
     def request_picture(self) -> None:
         """Never waits: the next `receive` or the one after it brings it, where the engine lives."""
 
+    def look_after(self) -> None:
+        """Never waits. Somebody asks how the engine is: one that was left alone is watched again, for a while."""
+
     async def receive(self) -> list[TokenDelta]:
         """The next step's news, an empty list where only `stats` are new. Raises EngineDeadError."""
 
@@ -195,6 +198,9 @@ class ProcessClient:
     def request_picture(self) -> None:
         if self.alive:
             self._send(MessageKind.PICTURE, None)
+
+    def look_after(self) -> None:
+        """Its death is seen at once; for its silence see supervisor.py."""
 
     async def receive(self) -> list[TokenDelta]:
         reply = await self._next_reply()

@@ -64,6 +64,7 @@ class SupervisedClient:
         self._requests = LiveRequests()
         self._watch = Watch(config.engine_timeout)
         self._watching: asyncio.Task[None] | None = None
+        self._is_wanted = asyncio.Event()  # somebody has needed the engine, or asked how it is
         self._earlier: SchedulerStats | None = None  # of the engines before the present one
         self._start_seconds = 0.0  # of the first start
         self._up_since = 0.0  # time.monotonic(), seconds: when the present engine was there
@@ -103,6 +104,7 @@ class SupervisedClient:
 
     def add_request(self, request: EngineRequest) -> None:
         self._check_alive()
+        self._is_wanted.set()
         self._requests.add(request)
         self._submit()
 
@@ -119,6 +121,9 @@ class SupervisedClient:
     def request_picture(self) -> None:
         if not self._restarting:
             self._engine.request_picture()
+
+    def look_after(self) -> None:
+        self._is_wanted.set()
 
     async def receive(self) -> list[TokenDelta]:
         """An empty list also when the engine has died, and when it is there again."""
@@ -165,18 +170,24 @@ class SupervisedClient:
     # ── An engine at work ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _keep_watch(self) -> None:
-        """Kills an engine that is not well: `receive` takes that for a death like any other."""
+        """Kills an engine that is not well: `receive` takes that for a death like any other. One that has nothing to do
+        and has given a sign of life is left alone until somebody wants it, so that an idle server never wakes up."""
         while True:
             await asyncio.sleep(self._watch.beat_seconds)
             engine = self._engine
             if self._restarting or not engine.alive:
                 continue
-            wrong = self._watch.beat(self._requests, has_unread=engine.has_news, was_heard=engine.ask_for_beat())
+            was_heard = engine.ask_for_beat()
+            wrong = self._watch.beat(self._requests, has_unread=engine.has_news, was_heard=was_heard)
             if wrong is not None:
                 logger.error("%s: it is killed", wrong)
                 engine.kill()
-            else:
-                self._stand_by()
+                continue
+            self._stand_by()
+            if was_heard and not len(self._requests):
+                await self._is_wanted.wait()
+                self._engine.ask_for_beat()  # what was heard before is no sign
+            self._is_wanted.clear()
 
     def _stand_by(self) -> None:
         """See that there is a process that can be the next engine."""

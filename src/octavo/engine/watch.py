@@ -5,7 +5,8 @@ looked at. Knows no clock, so that a machine that was asleep, or a watcher that 
 verdict. Who asks, and what becomes of a bad engine, is supervisor.py's.
 
     no sign of life    MAX_SILENT_BEATS in a row. The process answers from a thread of its own, in the middle of a step
-                       too: it is stopped, or stuck where nothing can be told. With or without requests.
+                       too: it is stopped, or stuck where nothing can be told. With or without requests, but an engine
+                       without any is left alone once it has answered, until somebody wants it.
     no work            it has requests, and for `timeout` seconds no step computed a token. A long prompt is computed in
                        many steps, those who wait do so for others, and who is swapped gives way to others: all of that
                        computes tokens. Within one step nothing is known, so `timeout` must be longer than any step.
@@ -25,7 +26,7 @@ from octavo.engine.messages import SchedulerStats, TokenDelta
 if TYPE_CHECKING:
     from octavo.engine.live_requests import LiveRequests
 
-BEAT_SECONDS = 5.0  # two processes wake up for some 50 µs each: no load for an idle machine
+BEAT_SECONDS = 5.0
 MAX_SILENT_BEATS = 4
 MAX_REPEATS = 4
 

@@ -46,11 +46,16 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class KVCache(Protocol):
-    """A backend's paged cache of one layer."""
+    """A backend's paged cache of one layer: what its ops make of it is its own."""
+
+
+class KVBlocks(Protocol):
+    """A backend's paged cache of all layers. A block is what all of them keep of its tokens."""
 
     @property
-    def block_bytes(self) -> int:
-        """Of one block, keys and values."""
+    def block_bytes(self) -> int: ...
+
+    def layer(self, index: int) -> KVCache: ...
 
     def copy_block(self, from_block: int, to_block: int, num_tokens: int) -> None:
         """The first `num_tokens` tokens of a block into another one, or the same. What then stands behind them is
@@ -176,7 +181,7 @@ class Backend(Protocol):
     def constant(self, values: Float32Array) -> Tensor:
         """A float32 array that the ops read: a rope table, a vector of ones."""
 
-    def kv_cache(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType
-    ) -> KVCache:
-        """An empty cache of one layer, num_blocks * block_size tokens."""
+    def kv_blocks(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType
+    ) -> KVBlocks:
+        """Empty, num_blocks * block_size tokens."""

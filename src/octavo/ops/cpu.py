@@ -84,8 +84,10 @@ class CpuBackend:
     def constant(self, values: Float32Array) -> Float32Array:
         return np.ascontiguousarray(values, np.float32)
 
-    def kv_cache(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType) -> Any:
-        return self.native.KVCache(num_blocks, block_size, num_kv_heads, head_dim, dtype)
+    def kv_blocks(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType
+    ) -> Any:
+        return self.native.KVBlocks(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype)
 
     def step(self, batch: Batch) -> Any:
         """The batch as the kernels read it; keeps its arrays alive."""

@@ -58,30 +58,36 @@ class ReferenceKVCache:
         """What the products round queries and probabilities to."""
         return "float32" if self.dtype == "float32" else "bfloat16"
 
+
+@dataclass(slots=True, frozen=True)
+class ReferenceKVBlocks:
+    layers: tuple[ReferenceKVCache, ...]
+    block_size: int
+
     @property
     def block_bytes(self) -> int:
-        return sum(self._slots(array, 0).nbytes for array in self._arrays)
+        return sum(part.nbytes for part in self._parts(0))
+
+    def layer(self, index: int) -> ReferenceKVCache:
+        return self.layers[index]
 
     def copy_block(self, from_block: int, to_block: int, num_tokens: int) -> None:
-        for array in self._arrays:
-            self._slots(array, to_block)[:num_tokens] = self._slots(array, from_block)[:num_tokens]
+        for source, target in zip(self._parts(from_block), self._parts(to_block), strict=True):
+            target[:num_tokens] = source[:num_tokens]
 
     def save_block(self, block: int, out: npt.NDArray[np.uint8]) -> None:
-        out[:] = np.concatenate([self._slots(array, block).reshape(-1).view(np.uint8) for array in self._arrays])
+        out[:] = np.concatenate([part.reshape(-1).view(np.uint8) for part in self._parts(block)])
 
     def load_block(self, block: int, bytes: npt.NDArray[np.uint8]) -> None:
         start = 0
-        for array in self._arrays:
-            slots = self._slots(array, block)
-            slots[:] = bytes[start : start + slots.nbytes].view(np.float32).reshape(slots.shape)
-            start += slots.nbytes
+        for part in self._parts(block):
+            part[:] = bytes[start : start + part.nbytes].view(np.float32).reshape(part.shape)
+            start += part.nbytes
 
-    @property
-    def _arrays(self) -> tuple[Float32Array, ...]:
-        return self.k, self.v, self.k_scale, self.v_scale
-
-    def _slots(self, array: Float32Array, block: int) -> Float32Array:
-        return array[block * self.block_size : (block + 1) * self.block_size]
+    def _parts(self, block: int) -> list[Float32Array]:
+        """The block's slots in each array of each layer."""
+        slots = slice(block * self.block_size, (block + 1) * self.block_size)
+        return [array[slots] for layer in self.layers for array in (layer.k, layer.v, layer.k_scale, layer.v_scale)]
 
 
 class ReferenceOps:
@@ -231,9 +237,11 @@ class ReferenceBackend:
     def constant(self, values: Float32Array) -> Float32Array:
         return values
 
-    def kv_cache(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType
-    ) -> ReferenceKVCache:
+    def kv_blocks(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: CacheDType
+    ) -> ReferenceKVBlocks:
         shape, scales = (num_blocks * block_size, num_kv_heads, head_dim), (num_blocks * block_size, num_kv_heads, 1)
-        k, v = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        return ReferenceKVCache(k, v, np.ones(scales, np.float32), np.ones(scales, np.float32), block_size, dtype)
+        k, v = (np.zeros((num_layers, *shape), np.float32) for _ in range(2))
+        k_scale, v_scale = (np.ones((num_layers, *scales), np.float32) for _ in range(2))
+        layers = (ReferenceKVCache(*arrays, block_size, dtype) for arrays in zip(k, v, k_scale, v_scale, strict=True))
+        return ReferenceKVBlocks(tuple(layers), block_size)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from octavo.core.plan import CopyBlock, EvictBlock, LoadBlock, RestoreBlock, SaveBlock, Transfer
 from octavo.errors import ConfigError
-from octavo.ops.api import KVCache
+from octavo.ops.api import KVBlocks
 
 # For what is still in memory when the engine ends. A client waits somewhat longer (engine/client.py).
 CLOSE_SECONDS = 10.0
@@ -41,11 +41,9 @@ class BlockSink(Protocol):
 
 
 class KVStorage:
-    """`caches`: one for each layer. A block's bytes, outside of the caches, are those of all layers in order."""
-
     def __init__(
         self,
-        caches: Sequence[KVCache],
+        blocks: KVBlocks,
         *,
         num_slots: int = 0,
         swap_dir: str | None = None,
@@ -53,27 +51,24 @@ class KVStorage:
     ) -> None:
         """`swap_dir`: the slots are a file there that has no name; None: they are memory, taken when it is first used.
         Raises ConfigError where the file cannot be made."""
-        self.caches = caches
+        self.blocks = blocks
         self._sink = sink
-        self._layer_bytes = caches[0].block_bytes if caches else 0
-        self.block_bytes = self._layer_bytes * len(caches)
-        self._slots = _map(num_slots * self.block_bytes, swap_dir).reshape(num_slots, self.block_bytes)
+        self._slots = _map(num_slots * blocks.block_bytes, swap_dir).reshape(num_slots, blocks.block_bytes)
 
     def carry_out(self, transfers: Sequence[Transfer]) -> None:
         """In their order: each relies on what those before it leave behind."""
         for transfer in transfers:
             match transfer:
                 case CopyBlock(from_block, to_block, num_tokens):
-                    for cache in self.caches:
-                        cache.copy_block(from_block, to_block, num_tokens)
+                    self.blocks.copy_block(from_block, to_block, num_tokens)
                 case SaveBlock(block_id, slot):
-                    self._save(block_id, self._slots[slot])
+                    self.blocks.save_block(block_id, self._slots[slot])
                 case RestoreBlock(slot, block_id):
-                    self._load(block_id, self._slots[slot])
+                    self.blocks.load_block(block_id, self._slots[slot])
                 case EvictBlock(block_id, content_hash):
                     self._evict(block_id, content_hash)
                 case LoadBlock(payload, block_id):
-                    self._load(block_id, np.frombuffer(payload, np.uint8))
+                    self.blocks.load_block(block_id, np.frombuffer(payload, np.uint8))
 
     def close(self, evictions: Sequence[EvictBlock]) -> None:
         """An orderly end: as many of these blocks are kept as CLOSE_SECONDS allow."""
@@ -88,20 +83,9 @@ class KVStorage:
 
     def _evict(self, block_id: int, content_hash: bytes) -> None:
         if self._sink is not None:
-            payload = np.empty(self.block_bytes, np.uint8)
-            self._save(block_id, payload)
+            payload = np.empty(self.blocks.block_bytes, np.uint8)
+            self.blocks.save_block(block_id, payload)
             self._sink.put(content_hash, payload.data)
-
-    def _save(self, block_id: int, out: Bytes) -> None:
-        for cache, layer in zip(self.caches, self._layers(out), strict=True):
-            cache.save_block(block_id, layer)
-
-    def _load(self, block_id: int, payload: Bytes) -> None:
-        for cache, layer in zip(self.caches, self._layers(payload), strict=True):
-            cache.load_block(block_id, layer)
-
-    def _layers(self, payload: Bytes) -> Bytes:
-        return payload.reshape(len(self.caches), self._layer_bytes)
 
 
 def _map(num_bytes: int, directory: str | None) -> Bytes:

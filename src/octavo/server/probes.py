@@ -19,8 +19,7 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 async def health(front: Front, request: Request) -> Response:
     """Whether the engine lives or will live again (while it is restarted, requests are taken, and wait)."""
-    if not front.llm.alive:
-        raise EngineDeadError("the engine is dead")
+    await front.llm.check_health()
     return Response()
 
 

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, cast
 from octavo.cli.bench.common import make_parser, parse, runner_of
 from octavo.cli.bench.report import show_table, write_json
 from octavo.cli.parser import Parser
-from octavo.cli.profile import BANDWIDTH_BYTES, Shape, batch_of, kv_dtype, kv_token_bytes, made_up_batch, time_program
+from octavo.cli.profile import (
+    BANDWIDTH_BYTES,
+    Shape,
+    batch_of,
+    fill_blocks,
+    kv_dtype,
+    kv_token_bytes,
+    made_up_batch,
+    time_program,
+)
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +41,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 64 * 2**20  # of K and V that one run of the attention reads, at least
 MAX_CACHES = 512
 IDLE_DRIFT = 0.15  # by which the limits of an idle machine may differ
-FILL_TOKENS = 4096  # K and V written at a time
 LIMITS = {
     "float32": "GFLOP/s in float32",
     "bfloat16": "GFLOP/s in bfloat16",
@@ -217,11 +225,9 @@ def time_attention(
     context_bytes = shape.num_requests * shape.context_len * kv_token_bytes(model, engine.info)
     blocks = shape.num_requests * -(-shape.context_len // block_size)
     num_caches = min(MAX_CACHES, -(-CACHE_BYTES // int(context_bytes)))
-    caches = [
-        backend.kv_cache(blocks, block_size, model.num_kv_heads, model.head_dim, dtype) for _ in range(num_caches)
-    ]
-    for cache in caches:
-        fill_cache(backend, cache, blocks * block_size, block_size, model.kv_size)
+    owner = backend.kv_blocks(num_caches, blocks, block_size, model.num_kv_heads, model.head_dim, dtype)
+    caches = [owner.layer(i) for i in range(num_caches)]
+    fill_blocks(owner, blocks)
     program = backend.native.Program(
         backend.pool,
         shape.num_requests * shape.num_tokens,
@@ -252,18 +258,6 @@ def time_attention(
         bytes=context_bytes,
         flops=4.0 * shape.num_attended * model.q_size,
     )
-
-
-def fill_cache(backend: CpuBackend, cache: Any, num_tokens: int, block_size: int, kv_size: int) -> None:
-    """Random K and V at every place: memory that was never written would all be one page."""
-    import numpy as np
-
-    count = min(FILL_TOKENS, num_tokens)
-    keys = np.random.default_rng(2).standard_normal((count, kv_size), np.float32)
-    for first in range(0, num_tokens, count):
-        rows = min(count, num_tokens - first)
-        step = batch_of(Shape(1, rows, first + rows), block_size, 1)  # blocks in order: position p has slot p
-        backend.native.write_kv(backend.pool, keys[:rows], keys[:rows], cache, backend.step(step))
 
 
 def _show_limits(when: str, limits: dict[str, float]) -> None:
