@@ -42,7 +42,8 @@ struct LogitRows {
 };
 
 inline View view(const Floats2D& array) {
-  require(array.shape(1) <= 1 || array.stride(1) == 1, "the columns of an array must be contiguous");
+  require(array.size() == 0 || array.shape(1) == 1 || array.stride(1) == 1,
+          "the columns of an array must be contiguous");
   return {array.data(), static_cast<int64_t>(array.shape(0)), static_cast<int64_t>(array.shape(1)),
           static_cast<int64_t>(array.stride(0))};
 }

@@ -117,7 +117,8 @@ void bind_kernels(nb::module_& m) {
     require(same_shape(keys, values) && keys.columns == cache.num_kv_heads() * cache.head_dim() &&
                 keys.rows == arrays.step.num_tokens,
             "write_kv: k and v must be [T, kv_heads * head_dim]");
-    on_all(pool, [&](Worker worker) { write_kv(keys, values, arrays.step.slot_mapping, cache, worker); });
+    on_all(pool,
+           [&](Worker worker) { write_kv(keys, values, arrays.step.slot_mapping, cache, worker.share(keys.rows)); });
   });
 
   m.def("attention",

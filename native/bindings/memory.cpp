@@ -101,6 +101,7 @@ void bind_memory(nb::module_& m) {
             return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(self.packed(), {self.bytes()});
           },
           nb::rv_policy::reference_internal)
+      .def_prop_ro("packed_factor", &packed_factor)
       .def_prop_ro("can_fuse_silu_mul", &can_fuse_silu_mul);
 
   nb::class_<KVCache>(m, "KVCache");

@@ -24,7 +24,8 @@ using Keep = nb::keep_alive<1, n>;
 
 void bind_program(nb::module_& m) {
   nb::class_<Slice>(m, "Slice")
-      .def(nb::init<int, int64_t, int64_t>(), nb::arg("buffer"), nb::arg("first"), nb::arg("columns"))
+      .def(nb::init<int, int64_t, int64_t, float>(), nb::arg("buffer"), nb::arg("first"), nb::arg("columns"),
+           nb::arg("packed") = 0.0f)
       .def_ro("buffer", &Slice::buffer)
       .def_ro("first", &Slice::first)
       .def_ro("columns", &Slice::columns);
@@ -44,11 +45,13 @@ void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def(nb::init<ThreadPool&, int64_t, int64_t, int64_t, int64_t, int64_t>(), nb::arg("pool"), nb::arg("max_tokens"),
            nb::arg("max_logits"), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), Keep<2>())
-      .def("add_buffer",
-           [](Program& self, const std::string& domain, int64_t columns) {
-             require(domain == "tokens" || domain == "logits", "domain must be tokens or logits");
-             return self.add_buffer(domain == "tokens" ? Domain::kTokens : Domain::kLogits, columns);
-           })
+      .def(
+          "add_buffer",
+          [](Program& self, const std::string& domain, int64_t columns, bool local) {
+            require(domain == "tokens" || domain == "logits", "domain must be tokens or logits");
+            return self.add_buffer(domain == "tokens" ? Domain::kTokens : Domain::kLogits, columns, local);
+          },
+          nb::arg("domain"), nb::arg("columns"), nb::arg("local") = false)
       .def("allocate", &Program::allocate)
       .def("embedding", &Program::embedding, Keep<2>())
       .def(

@@ -3,11 +3,8 @@
 
 #include <utility>
 
+#include "kernels/amx_stream.h"
 #include "kernels/int16_rows.h"
-#include "kernels/panel_kernel.h"
-#ifdef __AMX_INT8__
-#include "tiles/amx.h"
-#endif
 
 namespace octavo {
 
@@ -37,7 +34,7 @@ struct Int16Panel {
         else if (!one)
           Sums::load(rows, tile);
         Sums::add(rows, packing.operands(b) + begin * rows * kBlockSteps, weights, end - begin,
-                  plan_prefetch(weights, end - begin, b, blocks.num_blocks));
+                  plan_amx_prefetch(weights, end - begin, b, blocks.num_blocks, rows), one);
         if (!one || end == depth) Sums::store(rows, tile);
         if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
       }
@@ -49,15 +46,6 @@ struct Int16Panel {
 
  private:
   static constexpr int64_t kChunk = 12;  // blocks of 16 steps, 24 KB of weights
-
-  // What to fetch with every block of steps. One block of rows: the stream, somewhat ahead; several: the next chunk,
-  // its lines spread evenly over the blocks.
-  static Prefetch plan_prefetch(const int8_t* chunk, int64_t depth, int64_t b, int64_t num_blocks) {
-    constexpr int64_t kBytes = AmxAccumulators::kBlockBytes;
-    const char* const bytes = reinterpret_cast<const char*>(chunk);
-    if (num_blocks == 1) return {bytes + kWeightsAhead, kBytes};
-    return {bytes + depth * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks, true};
-  }
 };
 
 #else

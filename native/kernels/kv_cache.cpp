@@ -151,10 +151,9 @@ void clear_values_of_all_heads(const KVCache& cache, int64_t tile, int64_t first
 }
 
 template <class T>
-void write_rows(const Rows& rows, const KVCache& cache, Worker worker) {
+void write_rows(const Rows& rows, const KVCache& cache, Worker::Range mine) {
   const RowWriter<T> writer{cache};
   const int64_t dim = cache.head_dim();
-  const auto mine = worker.share(rows.k.rows);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
     const int64_t tile = rows.slots[t] / kTileTokens, token = rows.token(t);
     for (int64_t head = 0; head < cache.num_kv_heads(); ++head) {
@@ -199,15 +198,15 @@ void KVBlocks::copy_block(int64_t from, int64_t to, int64_t num_tokens) const {
   }
 }
 
-void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker worker) {
+void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker::Range mine) {
   const Rows rows{k, v, slot_mapping};
   switch (cache.dtype()) {
     case DType::kFloat32:
-      return write_rows<float>(rows, cache, worker);
+      return write_rows<float>(rows, cache, mine);
     case DType::kBFloat16:
-      return write_rows<bf16>(rows, cache, worker);
+      return write_rows<bf16>(rows, cache, mine);
     case DType::kInt8:
-      return write_rows<int8_t>(rows, cache, worker);
+      return write_rows<int8_t>(rows, cache, mine);
     case DType::kInt16:
       return;  // KVCache refuses it
   }

@@ -103,7 +103,7 @@ double measure_bfloat16(ThreadPool& pool) {
   return measure_panel<BFloat16Tile>(pool, kAmxRows, [](const auto* operands, const auto* panel, float* out) {
     const AmxSession session;
     AmxAccumulators::zero();
-    AmxAccumulators::add(kAmxRows, operands, panel, kSteps / kBlockSteps, {});
+    AmxAccumulators::add(kAmxRows, operands, panel, kSteps / kBlockSteps, {}, false);
     AmxAccumulators::store(kAmxRows, out);
   });
 #else

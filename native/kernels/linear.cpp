@@ -1,9 +1,9 @@
-// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output) or the rows, never
-// K.
+// linear: the blocking around the multiply tiles. Threads share the panels (columns of the output), never K.
 #include "kernels/amx_panel.h"
 #include "kernels/linear_finish.h"
 #include "kernels/linear_int16.h"
 #include "kernels/linear_int8.h"
+#include "kernels/packed_rows.h"
 #include "kernels/panel_kernel.h"
 #include "octavo/kernels.h"
 #include "octavo/memory.h"
@@ -58,18 +58,36 @@ void linear_float(View x, const Matrix& weight, Worker::Range panels, int64_t pa
     auto* operands = static_cast<Operand*>(memory);
     blocks.share_out(worker, [&](int64_t b, int64_t r) {
       const int64_t begin = blocks.begin(b);
-      pack_row<Tile>(x.row(blocks.first + begin + r), x.columns, blocks.height(b),
-                     operands + num_operands<Tile>(begin, x.columns) + r * kBlockSteps);
+      const float* row = x.row(blocks.first + begin + r);
+      Operand* out = operands + num_operands<Tile>(begin, x.columns) + r * kBlockSteps;
+      if constexpr (std::is_base_of_v<Tile, BlockInputTile>)
+        if (weight.has_blocks()) return pack_row<BlockInputTile>(row, x.columns, blocks.height(b), out);
+      pack_row<Tile>(row, x.columns, blocks.height(b), out);
     });
   };
   const auto multiply = [&](const RowBlocks& blocks, const void* operands) {
 #ifdef __AMX_BF16__
-    const AmxSession session(AmxShapes::accumulators(divide_up(blocks.rows, blocks.num_blocks)));
+    const AmxSession session(AmxShapes::accumulators(blocks.height(0)));
 #endif
     multiply_panels<Tile>(blocks, static_cast<const Operand*>(operands), weight, panels, panel_stride, finish);
   };
-  pack_and_multiply(x.rows, rows_at_once<Tile>(x.columns), PanelKernel<Tile>::kRows,
-                    operand_bytes<Tile>(x.rows, x.columns), team, pack, multiply);
+  constexpr int64_t kRows = PanelKernel<Tile>::kRows;
+  const int64_t at_once = rows_at_once<Tile>(x.columns);
+  if constexpr (std::is_same_v<Tile, BFloat16Tile>) {
+    static_assert(kRows == PackedRows::kMaxBlockRows);
+    if (x.packed)
+      return for_each_part(x.rows, at_once, kRows, [&](const RowBlocks& blocks) {
+        const Operand* operands = PackedRows(x).from(blocks.first);
+        // Other workers have written them: a few rows are fetched sooner at once than tile by tile.
+        if (blocks.num_blocks == 1 && team.worker.count > 1)
+          Prefetch{reinterpret_cast<const char*>(operands),
+                   num_operands<Tile>(blocks.rows, x.columns) * static_cast<int64_t>(sizeof(Operand))}
+              .step(0);
+        multiply(blocks, operands);
+      });
+  }
+  pack_and_multiply(x.rows, at_once, kRows, PanelKernel<Tile>::kWorthMeeting, operand_bytes<Tile>(x.rows, x.columns),
+                    team, pack, multiply);
 }
 
 template <class Finish>
@@ -88,18 +106,6 @@ void linear_then(View x, const Matrix& weight, Worker::Range panels, int64_t pan
   }
 }
 
-// Many rows are shared out instead of panels: inputs are then packed where they are multiplied, and do not go from one
-// core's cache to another's. Every worker reads all weights, which pays the sooner the longer it computes on them.
-bool shares_rows(int64_t rows, const Matrix& weight, const Team& team) {
-  const int64_t enough = weight.is_narrow() ? 96 : 160;  // of one worker
-  return team.worker.count > 1 && rows >= enough * team.worker.count;
-}
-View share_of(View rows, Worker worker) {
-  const auto mine = worker.share(rows.rows);
-  return {rows.row(mine.begin), mine.end - mine.begin, rows.columns, rows.stride};
-}
-Team alone(const Team& team) { return {team.pool, {0, 1}, nullptr}; }
-
 }  // namespace
 
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
@@ -116,12 +122,11 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
   }
 }
 
+float packed_factor(const Matrix& weight) { return weight.dtype() == DType::kBFloat16 ? weight.input_factor() : 0; }
+
+int64_t rows_worth_sharing(const Matrix& weight) { return weight.is_narrow() ? 96 : 160; }
+
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team) {
-  if (shares_rows(x.rows, weight, team)) {
-    const View mine = share_of(residual ? *residual : out, team.worker);
-    return linear_then(share_of(x, team.worker), weight, {0, weight.num_panels()}, 0,
-                       StoreTile{weight, residual ? &mine : nullptr, share_of(out, team.worker)}, alone(team));
-  }
   linear_then(x, weight, team.worker.share(weight.num_panels()), 0, StoreTile{weight, residual, out}, team);
 }
 
@@ -129,9 +134,6 @@ bool can_fuse_silu_mul(const Matrix& weight) { return weight.rows() % (2 * kColu
 
 void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team) {
   const int64_t half = weight.num_panels() / 2;
-  if (shares_rows(x.rows, weight, team))
-    return linear_then(share_of(x, team.worker), weight, {0, half}, half,
-                       SiluMulTiles{weight, share_of(out, team.worker)}, alone(team));
   linear_then(x, weight, team.worker.share(half), half, SiluMulTiles{weight, out}, team);
 }
 

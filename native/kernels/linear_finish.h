@@ -1,7 +1,8 @@
-// What becomes of finished tiles of a product: `tiles[i]` is [rows][32] floats of the i-th of kPanels panels, for rows
-// [first_row, first_row + rows) of the output.
+// What becomes of finished tiles of a product: `tiles[i]` is [rows][32] sums of the i-th of kPanels panels, which the
+// matrix's column scales turn into rows [first_row, first_row + rows) of the output.
 #pragma once
 
+#include "kernels/packed_rows.h"
 #include "octavo/matrix.h"
 #include "tiles/vec.h"
 
@@ -17,19 +18,22 @@ struct StoreTile {
   void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
     const int64_t column = panel * Matrix::kPanelColumns;
     if (column + Matrix::kPanelColumns > weight.rows() || weight.bias())
-      store_carefully(tiles[0], first_row, rows, column);
+      store_carefully(tiles[0], first_row, rows, panel);
     else if (residual)
-      store<true>(tiles[0], first_row, rows, column);
+      store<true>(tiles[0], first_row, rows, panel);
     else
-      store<false>(tiles[0], first_row, rows, column);
+      store<false>(tiles[0], first_row, rows, panel);
   }
 
  private:
   template <bool kResidual>
-  void store(const float* tile, int64_t first_row, int64_t rows, int64_t column) const {
+  void store(const float* tile, int64_t first_row, int64_t rows, int64_t panel) const {
+    const int64_t column = panel * Matrix::kPanelColumns;
+    const float* scales = weight.column_scales(panel);
+    const Vec first_scale = Vec::load(scales), second_scale = Vec::load(scales + 16);
     for (int64_t r = 0; r < rows; ++r, tile += Matrix::kPanelColumns) {
       float* to = out.row(first_row + r) + column;
-      Vec first = Vec::load(tile), second = Vec::load(tile + 16);
+      Vec first = Vec::load(tile) * first_scale, second = Vec::load(tile + 16) * second_scale;
       if constexpr (kResidual) {
         const float* added = residual->row(first_row + r) + column;
         first = Vec::load(added) + first;
@@ -41,14 +45,15 @@ struct StoreTile {
   }
 
   // With a bias, or columns beyond N.
-  void store_carefully(const float* tile, int64_t first_row, int64_t rows, int64_t first_column) const {
+  void store_carefully(const float* tile, int64_t first_row, int64_t rows, int64_t panel) const {
     for (int64_t v = 0; v < Matrix::kPanelColumns; v += 16) {
-      const int64_t column = first_column + v;
+      const int64_t column = panel * Matrix::kPanelColumns + v;
       const int n = static_cast<int>(std::min<int64_t>(16, weight.rows() - column));
       if (n <= 0) return;
+      const Vec scale = Vec::load(weight.column_scales(panel) + v);
       const Vec bias = weight.bias() ? Vec::load(weight.bias() + column, n) : Vec::zero();
       for (int64_t r = 0; r < rows; ++r) {
-        Vec y = Vec::load(tile + r * Matrix::kPanelColumns + v);
+        Vec y = Vec::load(tile + r * Matrix::kPanelColumns + v) * scale;
         if (weight.bias()) y = y + bias;
         if (residual) y = Vec::load(residual->row(first_row + r) + column, n) + y;
         y.store(out.row(first_row + r) + column, n);
@@ -57,27 +62,39 @@ struct StoreTile {
   }
 };
 
-// silu(gate) * up of two panels, those of the same columns of both halves of the matrix.
+// silu(gate) * up of two panels, those of the same columns of both halves of the matrix. Where `out` is packed the rows
+// are those of one of its blocks.
 struct SiluMulTiles {
   static constexpr int kPanels = 2;
   const Matrix& weight;
   View out;
 
   void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
-    constexpr int64_t kColumns = Matrix::kPanelColumns;
-    const float* bias = weight.bias();
-    for (int64_t v = 0; v < kColumns / 16; ++v) {
-      const int64_t column = panel * kColumns + v * 16;
-      for (int64_t r = 0; r < rows; ++r) {
-        Vec gate = Vec::load(tiles[0] + r * kColumns + v * 16);
-        Vec up = Vec::load(tiles[1] + r * kColumns + v * 16);
-        if (bias) {
-          gate = gate + Vec::load(bias + column);
-          up = up + Vec::load(bias + out.columns + column);
-        }
-        (silu(gate) * up).store(out.row(first_row + r) + column);
-      }
+    const int64_t column = panel * Matrix::kPanelColumns;
+    const float* const scales[] = {weight.column_scales(panel), weight.column_scales(panel + weight.num_panels() / 2)};
+    const auto finished = [&](int64_t r, int64_t v) { return finish(tiles, scales, r, v, column); };
+    if (out.packed) {
+      PairOperand* to = PackedRows(out).group(first_row, panel);
+      const Vec factor = Vec::set1(out.packed);
+      for (int64_t r = 0; r < rows; ++r, to += kBlockSteps)
+        store_pairs(to, finished(r, 0) * factor, finished(r, 16) * factor);
+      return;
     }
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t v = 0; v < Matrix::kPanelColumns; v += 16) finished(r, v).store(out.row(first_row + r) + column + v);
+  }
+
+ private:
+  // Columns [v, v + 16) of row r of the tiles, which are columns [column + v …) of the output.
+  Vec finish(const float* const (&tiles)[kPanels], const float* const (&scales)[kPanels], int64_t r, int64_t v,
+             int64_t column) const {
+    Vec gate = Vec::load(tiles[0] + r * Matrix::kPanelColumns + v) * Vec::load(scales[0] + v);
+    Vec up = Vec::load(tiles[1] + r * Matrix::kPanelColumns + v) * Vec::load(scales[1] + v);
+    if (const float* bias = weight.bias()) {
+      gate = gate + Vec::load(bias + column + v);
+      up = up + Vec::load(bias + out.columns + column + v);
+    }
+    return silu(gate) * up;
   }
 };
 

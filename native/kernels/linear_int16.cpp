@@ -68,12 +68,12 @@ void linear_int16(View x, const Matrix& weight, Worker::Range panels, int64_t pa
   };
   const auto multiply = [&](const RowBlocks& blocks, void* memory) {
 #ifdef __AMX_INT8__
-    const AmxSession session(AmxShapes::accumulators(Int16Tile::kPlanes * divide_up(blocks.rows, blocks.num_blocks)));
+    const AmxSession session(AmxShapes::accumulators(Int16Tile::kPlanes * blocks.height(0)));
 #endif
     multiply_panels(Int16Packing{blocks, weight, memory}, weight, panels, panel_stride, finish);
   };
-  pack_and_multiply(x.rows, rows_at_once(x.columns), Int16Panel::kRows, int16_shared_bytes(x.rows, x.columns), team,
-                    pack, multiply);
+  pack_and_multiply(x.rows, rows_at_once(x.columns), Int16Panel::kRows, kRowsWorthMeeting,
+                    int16_shared_bytes(x.rows, x.columns), team, pack, multiply);
 }
 
 template void linear_int16(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);

@@ -75,7 +75,8 @@ void linear_int8(View x, const Matrix& weight, Worker::Range panels, int64_t pan
   const auto multiply = [&](const RowBlocks& blocks, void* memory) {
     multiply_panels(Int8Packing{blocks, weight.num_groups(), memory}, weight, panels, panel_stride, finish);
   };
-  pack_and_multiply(x.rows, kRowsAtOnce, kInt8Rows, int8_shared_bytes(x.rows, x.columns), team, pack, multiply);
+  pack_and_multiply(x.rows, kRowsAtOnce, kInt8Rows, kRowsWorthMeeting, int8_shared_bytes(x.rows, x.columns), team, pack,
+                    multiply);
 }
 
 template void linear_int8(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);

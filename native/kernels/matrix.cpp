@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -103,9 +104,7 @@ bool Matrix::make_sections(const std::vector<MatrixSource>& sources, Storage sto
     if (storage == Storage::kPlain || storage == Storage::kInt8Row || !is_block_type(type)) return false;
     if (sections_.empty() || sections_.back().type != type) {
       if (first % kColumns) return false;  // the types change within a panel
-      const size_t group_bytes =
-          with_block_format(type, [](auto f) -> size_t { return PanelGroup<decltype(f)>::kBytes; });
-      sections_.push_back({first / kColumns, 0, type, 0, group_bytes * static_cast<size_t>(num_groups())});
+      sections_.push_back({first / kColumns, 0, type, 0, 0});
     }
     first += source.rows;
     sections_.back().end_panel = divide_up(first, kColumns);
@@ -126,6 +125,8 @@ size_t Matrix::lay_out(const std::vector<MatrixSource>& sources, Storage storage
   if (dtype_ == DType::kInt8 && !has_blocks()) dtype_ = DType::kBFloat16;
   size_t bytes = 0;
   for (Section& s : sections_) {
+    const int64_t group_bytes = with_format(s.type, [](auto f) -> int64_t { return PanelGroup<decltype(f)>::kBytes; });
+    s.panel_bytes = static_cast<size_t>(group_bytes * num_groups()) + (in_halves() ? kColumnScaleBytes : 0);
     s.offset = bytes;
     bytes += static_cast<size_t>(s.end_panel - s.first_panel) * s.panel_bytes;
   }
@@ -246,24 +247,52 @@ void Matrix::pack_int8_panel(int64_t p, float* rows) {
   }
 }
 
+namespace {
+
+// The codes of column c, into groups of zeros.
+template <class Group>
+void pack_codes(uint8_t* group, const uint8_t* codes, int64_t groups, int64_t c, DType dtype, int bits) {
+  CodePlace places[kGroup];  // of column 0; another column's dwords are all as far from these
+  for (int64_t i = 0; i < kGroup; ++i) places[i] = CodePlace::of(dtype, bits, 0, i);
+  const int64_t column = CodePlace::of(dtype, bits, c, 0).dword;
+  for (int64_t g = 0; g < groups; ++g, group += Group::kBytes, codes += kGroup) {
+    auto* dwords = reinterpret_cast<uint32_t*>(group) + column;
+    for (int64_t i = 0; i < kGroup; ++i) dwords[places[i].dword] |= std::rotl(uint32_t{codes[i]}, places[i].turn);
+  }
+}
+
+float largest_magnitude(const float* values, int64_t n) {
+  float largest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (std::isnan(values[i])) return values[i];
+    largest = std::max(largest, std::abs(values[i]));
+  }
+  return largest;
+}
+
+}  // namespace
+
 // The arena gives zeros, into which codes are set; columns beyond N stay so.
 void Matrix::pack_block_panel(int64_t p, const CodedRow& coded_rows) {
-  with_block_format(block_type(p), [&]<class Format>(Format) {
+  with_format(block_type(p), [&]<class Format>(Format) {
     using Group = PanelGroup<Format>;
     using Scale = typename Format::Scale;
-    CodePlace places[kGroup];  // of column 0; another column's bytes are all as far from these
-    for (int64_t i = 0; i < kGroup; ++i) places[i] = CodePlace::of(dtype_, Format::kBits, 0, i);
+    const int64_t groups = num_groups();
     for (int64_t c = 0; c < kColumns && p * kColumns + c < rows_; ++c) {
-      const CodedRow row = row_of_panel(coded_rows, c, num_groups(), Format::kScales);
+      const CodedRow row = row_of_panel(coded_rows, c, groups, Format::kScales);
       uint8_t* group = const_cast<uint8_t*>(block_panel(p));
-      for (int64_t g = 0; g < num_groups(); ++g, group += Group::kBytes) {
-        uint8_t* column = group + CodePlace::of(dtype_, Format::kBits, c, 0).byte;
-        for (int64_t i = 0; i < kGroup; ++i)
-          column[places[i].byte] |= static_cast<uint8_t>(row.codes[g * kGroup + i] << places[i].shift);
-        auto* scales = reinterpret_cast<Scale*>(group + Group::kCodeBytes);
+      pack_codes<Group>(group, row.codes, groups, c, dtype_, Format::kBits);
+      HalfScaling by{1, 1, 1};
+      if (in_halves()) {
+        by = HalfScaling::of_column(Format::kBits, largest_magnitude(row.scales, groups * Format::kScales),
+                                    Format::kMinimum ? largest_magnitude(row.minimums, groups) : 0.0f);
+        const_cast<float*>(column_scales(p))[c] = by.of_sums;
+      }
+      for (int64_t g = 0; g < groups; ++g, group += Group::kBytes) {
+        Scale* scales = reinterpret_cast<Scale*>(group + Group::kCodeBytes) + scale_place(c);
         for (int64_t i = 0; i < Format::kScales; ++i)
-          scales[i * kColumns + c] = static_cast<Scale>(row.scales[g * Format::kScales + i]);
-        if (Format::kMinimum) scales[Format::kScales * kColumns + c] = static_cast<Scale>(row.minimums[g]);
+          scales[i * kColumns] = static_cast<Scale>(row.scales[g * Format::kScales + i] * by.of_scales);
+        if (Format::kMinimum) scales[Format::kScales * kColumns] = static_cast<Scale>(row.minimums[g] * by.of_minimums);
       }
     }
   });
@@ -271,17 +300,20 @@ void Matrix::pack_block_panel(int64_t p, const CodedRow& coded_rows) {
 
 namespace {
 
-// Value k of column c of a block panel, whose code stands at `place`.
+// Value k of a column of a block panel, whose code stands at `place` and its first scale at `scale_place`; of a panel
+// in halves, multiplied as HalfScaling says.
 template <class Format>
-float block_value(const uint8_t* panel, int64_t c, int64_t k, CodePlace place) {
+float block_value(const uint8_t* panel, int64_t scale_place, int64_t k, CodePlace place, const HalfScaling& by) {
   using Group = PanelGroup<Format>;
   using Scale = typename Format::Scale;
   const uint8_t* group = panel + k / kGroup * Group::kBytes;
-  const int code = group[place.byte] >> place.shift & ((1 << Format::kBits) - 1);
-  const auto* scales = reinterpret_cast<const Scale*>(group + Group::kCodeBytes);
-  const float scale = static_cast<float>(scales[k % kGroup * Format::kScales / kGroup * kColumns + c]);
+  const uint32_t dword = reinterpret_cast<const uint32_t*>(group)[place.dword];
+  const int code = static_cast<int>(std::rotr(dword, place.turn) & ((1u << Format::kBits) - 1));
+  const Scale* scales = reinterpret_cast<const Scale*>(group + Group::kCodeBytes) + scale_place;
+  const float scale = static_cast<float>(scales[k % kGroup * Format::kScales / kGroup * kColumns]) * by.of_scales;
   const float value = scale * static_cast<float>(code - Format::kZero);
-  return Format::kMinimum ? value + static_cast<float>(scales[Format::kScales * kColumns + c]) : value;
+  if (!Format::kMinimum) return value;
+  return value + static_cast<float>(scales[Format::kScales * kColumns]) * by.of_minimums;
 }
 
 }  // namespace
@@ -289,9 +321,12 @@ float block_value(const uint8_t* panel, int64_t c, int64_t k, CodePlace place) {
 void Matrix::row(int64_t n, float* out) const {
   const int64_t p = n / kColumns, c = n % kColumns;
   if (has_blocks()) {
-    with_block_format(block_type(p), [&]<class Format>(Format) {
+    with_format(block_type(p), [&]<class Format>(Format) {
+      HalfScaling by{1, 1, 1};
+      if (in_halves()) by = HalfScaling::back(Format::kBits, column_scales(p)[c]);
       for (int64_t k = 0; k < columns_; ++k)
-        out[k] = block_value<Format>(block_panel(p), c, k, CodePlace::of(dtype_, Format::kBits, c, k % kGroup));
+        out[k] = block_value<Format>(block_panel(p), scale_place(c), k,
+                                     CodePlace::of(dtype_, Format::kBits, c, k % kGroup), by);
     });
   } else if (holds_float32()) {
     const float* in = panel<float>(p) + c;

@@ -27,6 +27,7 @@ struct PanelKernel {
   using Operand = typename Tile::Operand;
   using Weight = typename Tile::Weight;
   static constexpr int64_t kRows = kTileRows, kMaxRowsAtOnce = 132, kCacheBytes = 3 << 18;
+  static constexpr int64_t kWorthMeeting = kRowsWorthMeeting;
   static_assert(kMaxRowsAtOnce % kRows == 0);
   static constexpr int64_t kTileSize = kRows * Matrix::kPanelColumns;
 

@@ -2,7 +2,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/packed_rows.h"
 #include "octavo/kernels.h"
+#include "octavo/memory.h"
 #include "tiles/vec.h"
 
 namespace octavo {
@@ -19,9 +21,12 @@ void embedding(const Matrix& table, const int32_t* token_ids, View out, Worker w
 }
 
 void rms_norm(View x, const float* weight, float eps, View out, Worker worker) {
+  struct NormScratch;
+  float* const row_to_pack = out.packed ? scratch<NormScratch, float>(x.columns) : nullptr;
   const auto rows = worker.share(x.rows);
   for (int64_t t = rows.begin; t < rows.end; ++t) {
     const float* in = x.row(t);
+    float* const to = out.packed ? row_to_pack : out.row(t);
     Vec squares = Vec::zero();
     for (int64_t k = 0; k < x.columns; k += 16) {
       const Vec v = Vec::load(in + k, static_cast<int>(std::min<int64_t>(16, x.columns - k)));
@@ -30,8 +35,9 @@ void rms_norm(View x, const float* weight, float eps, View out, Worker worker) {
     const Vec scale = Vec::set1(1.0f / std::sqrt(sum(squares) / static_cast<float>(x.columns) + eps));
     for (int64_t k = 0; k < x.columns; k += 16) {
       const int n = static_cast<int>(std::min<int64_t>(16, x.columns - k));
-      (Vec::load(in + k, n) * scale * Vec::load(weight + k, n)).store(out.row(t) + k, n);
+      (Vec::load(in + k, n) * scale * Vec::load(weight + k, n)).store(to + k, n);
     }
+    if (out.packed) PackedRows(out).pack(t, to, x.columns);
   }
 }
 

@@ -96,20 +96,38 @@ struct AmxAccumulators {
     _tile_stored(2, tile + 16 * Matrix::kPanelColumns, kOutStride);
     _tile_stored(3, tile + 16 * Matrix::kPanelColumns + 16, kOutStride);
   }
+  // A block of weights: tiles 6 and 7. `once`: nobody reads it again, so that it need not take the place of operands in
+  // the L1.
+  static void load_left(const void* block, bool once) {
+    if (once)
+      _tile_stream_loadd(6, block, kStepBytes);
+    else
+      _tile_loadd(6, block, kStepBytes);
+  }
+  static void load_right(const void* block, bool once) {
+    const char* right = static_cast<const char*>(block) + 64;
+    if (once)
+      _tile_stream_loadd(7, right, kStepBytes);
+    else
+      _tile_loadd(7, right, kStepBytes);
+  }
   // += operands [blocks][rows][16 steps] * weights [blocks][16 steps][32 columns], both of bf16 or both of int8. The
-  // memory behind the operands may be read as far as 32 rows would reach.
+  // memory behind the operands may be read as far as 32 rows would reach. `once`: the weights are for these rows only.
   template <class Operand, class Weight>
-  static void add(int64_t rows, const Operand* operands, const Weight* weights, int64_t num_blocks, Prefetch prefetch) {
+  static void add(int64_t rows, const Operand* operands, const Weight* weights, int64_t num_blocks, Prefetch prefetch,
+                  bool once) {
     constexpr bool kBytes = std::is_same_v<Weight, int8_t>;
     constexpr int kRowBytes = kBlockSteps * sizeof(Operand);
     static_assert(kRowBytes == 64);
     asm volatile("" ::: "memory");
     const char* at = reinterpret_cast<const char*>(weights);
     for (int64_t b = 0; b < num_blocks; ++b, at += kBlockBytes, operands += rows * kBlockSteps) {
-      prefetch.step(b);
+      prefetch.quarter(b, 0);
+      load_left(at, once);
+      load_right(at, once);
+      prefetch.quarter(b, 1);
       _tile_loadd(4, operands, kRowBytes);
-      _tile_loadd(6, at, kStepBytes);
-      _tile_loadd(7, at + 64, kStepBytes);
+      prefetch.quarter(b, 2);
       if constexpr (kBytes) {
         _tile_dpbssd(0, 4, 6);
         _tile_dpbssd(1, 4, 7);
@@ -117,6 +135,7 @@ struct AmxAccumulators {
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
       }
+      prefetch.quarter(b, 3);
       if (rows <= 16) continue;
       _tile_loadd(5, operands + 16 * kBlockSteps, kRowBytes);
       if constexpr (kBytes) {

@@ -33,17 +33,20 @@ struct NarrowTile {
 
   // The accumulators of AmxAccumulators += operands [blocks][plane][rows][16 steps] * weights [blocks][16 steps][32
   // columns]. The three parts of a block of activations meet a block of weights one after the other, so that it is
-  // loaded once. The memory behind the operands may be read as far as 32 rows would reach.
-  static void add(int64_t rows, const Operand* operands, const Weight* weights, int64_t num_blocks, Prefetch prefetch) {
-    constexpr int kRowBytes = kBlockSteps * sizeof(Operand), kStepBytes = AmxAccumulators::kStepBytes;
+  // loaded once. Otherwise as AmxAccumulators::add.
+  static void add(int64_t rows, const Operand* operands, const Weight* weights, int64_t num_blocks, Prefetch prefetch,
+                  bool once) {
+    using Sums = AmxAccumulators;
+    constexpr int kRowBytes = kBlockSteps * sizeof(Operand);
     static_assert(kRowBytes == 64);
     asm volatile("" ::: "memory");
-    for (int64_t b = 0; b < num_blocks; ++b, weights += kBlockSteps * kStepBytes / sizeof(Weight)) {
-      prefetch.step(b);
-      _tile_loadd(6, weights, kStepBytes);
-      _tile_loadd(7, weights + 32, kStepBytes);
+    for (int64_t b = 0; b < num_blocks; ++b, weights += Sums::kBlockBytes / sizeof(Weight)) {
+      prefetch.quarter(b, 0);
+      Sums::load_left(weights, once);
+      Sums::load_right(weights, once);
       for (int plane = 0; plane < kPlanes; ++plane, operands += rows * kBlockSteps) {
         _tile_loadd(4, operands, kRowBytes);
+        prefetch.quarter(b, plane + 1);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (rows <= 16) continue;

@@ -1,14 +1,27 @@
-// From a group of a block panel (octavo/matrix.h) to sixteen steps of a plain bfloat16 panel: the bits that the matrix
-// would have had, had it been unpacked at load. Packed weights are thus read at a quarter or half of the bytes and then
-// multiplied by the same tiles.
+// From a group of a block panel (octavo/matrix.h) to sixteen steps of a plain bfloat16 panel. Packed weights are thus
+// read at a quarter or half of the bytes and then multiplied by the same tiles. In half precision where the variant has
+// that; else in float32, which gives the bits that the matrix would have had, had it been unpacked at load.
 #pragma once
 
 #include <utility>
 
 #include "octavo/matrix.h"
-#include "tiles/vec.h"
+#include "tiles/tile.h"
+#ifdef __AVX512FP16__
+#include "tiles/unpack_halves.h"
+#endif
 
 namespace octavo {
+
+#ifdef __AVX512FP16__
+
+template <class Format>
+using GroupUnpacker = HalfUnpacker<InHalves<Format>>;
+
+#else
+
+// Inputs of products with what is unpacked here.
+using BlockInputTile = BFloat16Tile;
 
 template <class Format>
 struct GroupUnpacker {
@@ -65,15 +78,23 @@ struct GroupUnpacker {
   }
 };
 
-// Groups [begin, end) of panel p; `ahead`: bytes by which to fetch the stream early.
-inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end, int64_t ahead, bf16* out) {
+#endif
+
+// Calls f(unpack) where unpack(g, out) unpacks group g of panel p; `ahead`: bytes by which to fetch the stream early.
+template <class F>
+void with_unpacker(const Matrix& weight, int64_t p, int64_t ahead, F&& f) {
   with_block_format(weight.block_type(p), [&]<class Format>(Format) {
     using Unpacker = GroupUnpacker<Format>;
-    constexpr int64_t kBytes = PanelGroup<Format>::kBytes;
-    const uint8_t* group = weight.block_panel(p) + begin * kBytes;
-    for (int64_t g = begin; g < end; ++g, group += kBytes, out += 16 * Unpacker::kStep) {
-      Unpacker::unpack(group, ahead, out);
-    }
+    f([panel = weight.block_panel(p), ahead](int64_t g, bf16* out)
+          __attribute__((always_inline)) { Unpacker::unpack(panel + g * Unpacker::Group::kBytes, ahead, out); });
+  });
+}
+
+// Groups [begin, end) of panel p.
+inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end, int64_t ahead, bf16* out) {
+  constexpr int64_t kSize = Matrix::kBlockSteps * Matrix::kPanelColumns * 2;
+  with_unpacker(weight, p, ahead, [&](auto unpack) {
+    for (int64_t g = begin; g < end; ++g, out += kSize) unpack(g, out);
   });
 }
 

@@ -27,7 +27,7 @@ def backend(request):
 def activations(rows: int, columns: int, seed: int = 0):
     """Normal, with two channels far out, as in a language model."""
     x = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
-    x[:, 5] *= 40
+    x[:, 5 % columns] *= 40
     x[:, columns - 2] *= 25
     return x
 
@@ -49,17 +49,39 @@ def assert_close(actual, x, reference):
     np.testing.assert_array_less(np.abs(actual - expected), np.float32(64 * 2**-24) * magnitude)
 
 
+def plain_source(values) -> TensorSource:
+    values = np.ascontiguousarray(values, np.float32)
+    return TensorSource("w", values.view(np.uint8).reshape(-1), "F32", values.shape)
+
+
+def reference_matrix(backend, sources, storage="blocks"):
+    """Of products with bfloat16 activations in this backend's variant."""
+    owner = ReferenceBackend(unpacks_in_halves=backend.variant in isa.UNPACKS_IN_HALVES)
+    return owner.matrix(sources, "bfloat16", storage=storage)
+
+
+def assert_products_are_those_of_the_reference(backend, sources, storage="blocks"):
+    """Bit for bit those of a plain matrix of the values that the reference multiplies."""
+    ops = CpuOps(backend)
+    packed, reference = (
+        backend.matrix(sources, "bfloat16", storage=storage),
+        reference_matrix(backend, sources, storage),
+    )
+    values = reference.values if reference.unpacked is None else reference.unpacked
+    plain = backend.matrix([plain_source(values)], "bfloat16")
+    for rows in ROWS:
+        x = activations(rows, values.shape[1], seed=rows)
+        assert np.array_equal(ops.linear(x, packed), ops.linear(x, plain), equal_nan=True)
+
+
 @pytest.mark.parametrize("type", BLOCK_TYPES)
 @pytest.mark.parametrize("columns", [256, 768])  # 768 is a whole number of AMX's chunks
 def test_bfloat16_products_are_those_of_the_unpacked_matrix(backend, type, columns):
     source = block_source(type, 96, columns)
-    ops = CpuOps(backend)
     packed, plain = backend.matrix([source], "bfloat16", storage="blocks"), backend.matrix([source], "bfloat16")
     assert (packed.format, plain.format) == (type, "bfloat16")
     assert packed.nbytes < plain.nbytes
-    for rows in ROWS:
-        x = activations(rows, columns, seed=rows)
-        assert np.array_equal(ops.linear(x, packed), ops.linear(x, plain))
+    assert_products_are_those_of_the_reference(backend, [source])
 
 
 @pytest.mark.parametrize("type", BLOCK_TYPES)
@@ -96,11 +118,10 @@ def test_quantised_at_load(backend, storage, n, k):
     matrices = {dtype: backend.matrix([source], dtype, storage=storage) for dtype in ("bfloat16", "int8")}
     for matrix in matrices.values():
         assert np.array_equal(ops.embedding(matrix, np.arange(n, dtype=np.int32)), values)
-    unpacked = backend.matrix([replace(source, data=values.view(np.uint8).reshape(-1))], "bfloat16")
+    assert_products_are_those_of_the_reference(backend, [source], storage)
     reference = ReferenceBackend().matrix([source], "int8", storage=storage)
     for rows in (1, 4, 9):
         x = np.random.default_rng(rows).standard_normal((rows, k)).astype(np.float32)
-        assert np.array_equal(ops.linear(x, matrices["bfloat16"]), ops.linear(x, unpacked))
         assert_close(ops.linear(x, matrices["int8"]), x, reference)
 
 
@@ -139,11 +160,68 @@ def test_types_may_change_between_panels_only(backend):
 
 
 def test_embedding_is_not_rounded(backend):
+    """Where scales are kept in halves, those of the K types are, and minimums far below all scales of their row."""
     for type in BLOCK_TYPES:
         source = block_source(type, 40, 256)
         table = backend.matrix([source], "bfloat16", storage="blocks")
         ids = np.array([0, 39, 31, 32, 5], np.int32)
-        assert np.array_equal(CpuOps(backend).embedding(table, ids), decode(source)[ids])
+        rows = CpuOps(backend).embedding(table, ids)
+        assert np.array_equal(rows, reference_matrix(backend, [source]).values[ids])
+        exact = decode(source)[ids]
+        if backend.variant in isa.UNPACKS_IN_HALVES and type in ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K"):
+            steps = 2.0**-11 if type.endswith("_K") else 2.0**-18
+            assert np.abs(rows - exact).max() < steps * np.abs(exact).max()
+        else:
+            assert np.array_equal(rows, exact)
+
+
+def blocks_with(type: str, scales, minimums=None) -> TensorSource:
+    """Q8_0 or Q4_1 of 32 rows of random codes, with these scales (and minimums), [32, groups]."""
+    scales = np.broadcast_to(np.asarray(scales, np.float16), (32, np.shape(scales)[-1]))
+    blocks = random_blocks(type, 32, 32 * scales.shape[1], np.random.default_rng(3)).reshape(*scales.shape, -1)
+    blocks[:, :, :2] = scales[..., None].view(np.uint8)
+    if minimums is not None:
+        minimums = np.broadcast_to(np.asarray(minimums, np.float16), scales.shape)
+        blocks[:, :, 2:4] = minimums[..., None].view(np.uint8)
+    return TensorSource("w", blocks.reshape(-1), type, (32, 32 * scales.shape[1]))
+
+
+@pytest.mark.parametrize("scale", [6e-8, 6.1e-5, 0.01, 1.0, 500.0, -0.5])
+def test_scales_of_any_size(backend, scale):
+    """In one row, and from row to row: each has a range of its own."""
+    spread = np.float32(scale) * np.exp2(-np.arange(8, dtype=np.float32))
+    for source in (
+        blocks_with("Q8_0", spread),
+        blocks_with("Q8_0", spread * np.exp2(-np.arange(32, dtype=np.float32) / 4)[:, None]),
+        blocks_with("Q4_1", spread, -7 * spread),
+        blocks_with("Q4_1", spread[::-1], 100 * spread),
+        blocks_with("Q4_1", 0 * spread, spread),
+        blocks_with("Q4_1", spread, 0 * spread),
+    ):
+        assert_products_are_those_of_the_reference(backend, [source])
+        values, reference = decode(source), reference_matrix(backend, [source])
+        if reference.unpacked is not None:
+            # Half's rounding and bfloat16's; and of small values no more than these take from the largest of the row.
+            largest = np.max(np.abs(values), axis=1, keepdims=True)
+            np.testing.assert_array_less(
+                np.abs(reference.unpacked - values), (2.0**-8 + 2.0**-11) * np.abs(values) + 2.0**-9 * largest + 1e-30
+            )
+
+
+def test_a_row_of_zeros_gives_zeros(backend):
+    for source in (blocks_with("Q8_0", np.zeros(8)), blocks_with("Q4_1", np.zeros(8), np.zeros(8))):
+        x = activations(3, 256)
+        assert not CpuOps(backend).linear(x, backend.matrix([source], "bfloat16", storage="blocks")).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_scale_that_is_not_finite_spoils_its_row_alone(backend, value):
+    scales = np.full((32, 8), 0.01, np.float32)
+    scales[5, 3] = value
+    for source in (blocks_with("Q8_0", scales), blocks_with("Q4_1", np.full(8, 0.01), scales)):
+        result = CpuOps(backend).linear(activations(3, 256), backend.matrix([source], "bfloat16", storage="blocks"))
+        assert not np.isfinite(result[:, 5]).any()
+        assert np.isfinite(np.delete(result, 5, axis=1)).all()
 
 
 @pytest.mark.parametrize("row", ["zeros", "equal", "one", "tie"])

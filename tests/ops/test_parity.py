@@ -57,7 +57,7 @@ SHAPES = [(1, 1), (5, 3), (31, 17), (32, 64), (96, 576), (70, 33), (100, 130)]
 def test_linear(backend, dtype, n, k):
     weight = normal(n, k, seed=1)
     packed, reference = matrices(backend, dtype, weight, bias=normal(n, seed=2))
-    for rows in (1, 2, 5, 12, 13, 29, 97):
+    for rows in (0, 1, 2, 5, 12, 13, 29, 97):
         x = normal(rows, k, seed=rows)
         expected = REFERENCE.linear(x, reference)
         magnitude = np.abs(x) @ np.abs(weight).T + 5

@@ -45,10 +45,11 @@ def test_logits_are_those_of_the_reference(models: Path, name: str, activations:
     that to the rows behind: the first row agrees to float32 roundings, the others to those of codes. The codes of int16
     are so close to each other that this happens in the first row already, and so fine that it does little anywhere."""
     checkpoint, options = QUANTISED[name]
+    variant = isa.available()[0]
     formats = choose_formats(
-        options.get("quantization"), activations, "bfloat16", has_blocks=name == "gguf", variant=isa.available()[0]
+        options.get("quantization"), activations, "bfloat16", has_blocks=name == "gguf", variant=variant
     )
-    expected = reference_logits(models / checkpoint, TOKENS, "bfloat16", formats=formats)
+    expected = reference_logits(models / checkpoint, TOKENS, "bfloat16", formats=formats, variant=variant)
     engine = make_engine(models / checkpoint, activation_dtype=activations, **options)
     actual = all_logits(engine, TOKENS)
     if activations != "int16":

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from octavo.checkpoint.base import open_checkpoint
 from octavo.checkpoint.loader import load_model
 from octavo.models.config import ModelConfig
+from octavo.ops import isa
 from octavo.ops.api import Batch, DType
 from octavo.ops.reference import ReferenceBackend, ReferenceOps
 from octavo.quant.formats import WeightFormats
@@ -41,11 +42,13 @@ def reference_logits(
     dtype: DType = "float32",
     max_model_len: int | None = None,
     formats: WeightFormats | None = None,
+    variant: str = "",
 ) -> Logits:
-    """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain."""
+    """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain, `variant`: the instruction
+    set whose way of unpacking counts."""
     checkpoint = open_checkpoint(path)
     config = ModelConfig.from_hf(checkpoint.config)
-    backend, ops = ReferenceBackend(), ReferenceOps()
+    backend, ops = ReferenceBackend(unpacks_in_halves=variant in isa.UNPACKS_IN_HALVES), ReferenceOps()
     model = load_model(
         checkpoint,
         config,

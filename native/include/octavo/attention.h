@@ -91,7 +91,8 @@ class AttentionPlan {
   Memory partials_;
 };
 
-void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker worker);
+// Rows `mine` of k and v, which are those of the whole step.
+void write_kv(View k, View v, const int32_t* slot_mapping, const KVCache& cache, Worker::Range mine);
 
 // All workers of `pool` must call it together (it may hold a barrier).
 void attention(View q, const KVCache& cache, const Step& step, AttentionPlan& plan, float scale, View out,

@@ -12,24 +12,32 @@ namespace octavo {
 // wall).
 void embedding(const Matrix& table, const int32_t* token_ids, View out, Worker worker);
 
+// `out` may be packed.
 void rms_norm(View x, const float* weight, float eps, View out, Worker worker);
 
 // A worker of a kernel in which all workers of `pool` meet. `shared`: memory that all of them see.
 struct Team {
-  static constexpr int64_t kRowsWorthMeeting = 4;  // fewer are packed sooner by each worker alone
   ThreadPool& pool;
   Worker worker;
   void* shared;
 };
 
+// From so many rows of each worker on, workers do better with rows of their own than with panels of their own: inputs
+// are packed where they are multiplied, and do not go from one core's cache to another's. Every worker then reads all
+// weights, which pays the sooner the longer it computes on them.
+int64_t rows_worth_sharing(const Matrix& weight);
+
 // What Team::shared must hold for a product of `rows` rows.
 size_t linear_shared_bytes(const Matrix& weight, int64_t rows);
+
+// By what inputs are multiplied in packed rows for products with this matrix; 0: they read none.
+float packed_factor(const Matrix& weight);
 
 // out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team);
 
 // out = silu_mul(linear(x, weight)), to the bit, without writing the product. Both halves of the matrix must be whole
-// panels: can_fuse_silu_mul.
+// panels: can_fuse_silu_mul. `out` may be packed where the matrix reads packed rows.
 bool can_fuse_silu_mul(const Matrix& weight);
 void linear_silu_mul(View x, const Matrix& weight, View out, const Team& team);
 

@@ -11,9 +11,11 @@
 // Behind the codes of an int8 panel stand the scales of its columns and the sums of their codes (Int8Columns).
 // Block panels keep the integers of a block type. A step is a group of 32 k: first the codes, as the products want them
 // (see CodePlace), then for each scale of a group [32] scales, then [32] minimums where the type has them. What stands
-// beyond K is finite; activations are zero there.
+// beyond K is finite; activations are zero there. Panels in half precision (octavo/halves.h) have their scales and
+// minimums in halves, in an order of their own, and behind the groups [32] floats, by which sums are multiplied.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,6 +23,7 @@
 
 #include "octavo/blocks.h"
 #include "octavo/decode.h"
+#include "octavo/halves.h"
 #include "octavo/memory.h"
 #include "octavo/thread_pool.h"
 #include "octavo/types.h"
@@ -50,28 +53,37 @@ enum class Storage {
 
 Storage parse_storage(std::string_view name);  // throws std::invalid_argument
 
-// Where in a group of a block panel the code of column c and k = i stands: a byte, and in it a shift.
+// Where in a group of a block panel the code of column c and k = i stands: a dword, and by how many bits the code is
+// turned left in it.
 //
 // For int8 activations, in dwords of four k, as vpdpbusd takes them: vector pair j holds k = 4j … 4j + 3 of its 32
-// columns; with 4-bit codes in the low halves, k = 4(j + 4) … in the high ones.
+// columns; with 4-bit codes in the low halves of its bytes, k = 4(j + 4) … in the high ones.
 // For bfloat16, in the order of the pairs into which they are unpacked: lanes are [8 columns][2 k], a dword holds the
 // codes of 8 (or, of 8 bits, 4) steps of 2 k.
+// For bfloat16 in half precision, the same with 16 bits: lanes are [16 columns][2 k], a dword holds two of them, each
+// with 4 (or 2) steps. Codes of 4 bits stand from bit 6 and bit 2 on of a lane, and then from where turning the dword
+// by 8 bits brings the others there.
 struct CodePlace {
-  int64_t byte;
-  int shift;
+  int64_t dword;
+  int turn;
 
   static CodePlace in_dwords(int bits, int64_t c, int64_t i) {
     const int64_t j = bits == 4 ? i / 4 % 4 : i / 4;
-    return {(j * 32 + c) * 4 + i % 4, bits == 4 && i >= 16 ? 4 : 0};
+    return {j * 32 + c, static_cast<int>(i % 4 * 8) + (bits == 4 && i >= 16 ? 4 : 0)};
   }
   static CodePlace in_pairs(int bits, int64_t c, int64_t i) {
     const int64_t steps = 32 / bits, step = i / 2, lane = c % 8 * 2 + i % 2;
     const int64_t vector = (c / 16 * (16 / steps) + step / steps) * 2 + c / 8 % 2;
-    const int64_t bit = step % steps * bits;
-    return {vector * 64 + lane * 4 + bit / 8, static_cast<int>(bit % 8)};
+    return {vector * 16 + lane, static_cast<int>(step % steps) * bits};
+  }
+  static CodePlace in_halves(int bits, int64_t c, int64_t i) {
+    const int64_t steps = 16 / bits, step = i / 2, vector = step / steps * 2 + c / 16;
+    const int s = static_cast<int>(step % steps), lane = static_cast<int>(i % 2) * 16;
+    return {vector * 16 + c % 16, lane + (bits == 4 ? s / 2 * 8 + (s % 2 ? 2 : 6) : s * 8)};
   }
   static CodePlace of(DType activations, int bits, int64_t c, int64_t i) {
-    return activations == DType::kInt8 ? in_dwords(bits, c, i) : in_pairs(bits, c, i);
+    if (activations == DType::kInt8) return in_dwords(bits, c, i);
+    return kUnpacksInHalves ? in_halves(bits, c, i) : in_pairs(bits, c, i);
   }
 };
 
@@ -127,6 +139,27 @@ class Matrix {
     const Section& s = section(p);
     return data<uint8_t>() + s.offset + (p - s.first_panel) * s.panel_bytes;
   }
+  // A block type as the panels hold it: f(BlockFormat<...>()).
+  template <class F>
+  decltype(auto) with_format(SourceType type, F&& f) const {
+    return with_block_format(type, [&]<class Format>(Format) {
+      if constexpr (kUnpacksInHalves)
+        if (in_halves()) return f(InHalves<Format>());
+      return f(Format());
+    });
+  }
+  // [32]: what sums of a panel's columns are multiplied by.
+  const float* column_scales(int64_t p) const {
+    static constexpr auto kOnes = [] {
+      std::array<float, kPanelColumns> ones;
+      ones.fill(1.0f);
+      return ones;
+    }();
+    if (!in_halves()) return kOnes.data();
+    return reinterpret_cast<const float*>(block_panel(p) + section(p).panel_bytes - kColumnScaleBytes);
+  }
+  // What inputs of products are multiplied by before they are rounded to bfloat16; column_scales undo it.
+  float input_factor() const { return in_halves() ? HalfScaling::kInputFactor : 1; }
   template <class T>
   const T* panel(int64_t p) const {  // a plain one
     return reinterpret_cast<const T*>(data<uint8_t>() + p * panel_bytes());
@@ -161,6 +194,10 @@ class Matrix {
   };
 
   Matrix(int64_t rows, int64_t columns, DType dtype, std::vector<float> bias);
+  static constexpr size_t kColumnScaleBytes = kPanelColumns * sizeof(float);
+  bool in_halves() const { return kUnpacksInHalves && has_blocks() && dtype_ == DType::kBFloat16; }
+  // Of column c, among the scales of a group.
+  int64_t scale_place(int64_t c) const { return in_halves() ? HalfScaling::place(c) : c; }
   bool holds_float32() const { return dtype_ == DType::kFloat32 && !narrow_; }
   size_t lay_out(const std::vector<MatrixSource>& sources, Storage storage);
   int64_t code_bytes() const { return num_steps() * kPanelColumns * 4; }

@@ -3,6 +3,11 @@
 //
 // Rows come in two domains: tokens (all scheduled tokens of the step) and logits (the rows whose logits are wanted, a
 // chunk of at most max_logits of them at a time). `run` computes the first, `run_logits` the second for one chunk.
+//
+// All instructions but attention see each row for itself. With few rows the workers share every instruction, and meet
+// after it. With many, each takes its own rows through a segment, all instructions up to the next attention, some
+// hundred rows at a time, so that what one instruction writes is still in the L2 when the next reads it. A local buffer
+// holds values that never leave their segment: its rows are then used again by all rows of a worker.
 #pragma once
 
 #include <functional>
@@ -18,10 +23,23 @@ namespace octavo {
 
 enum class Domain { kTokens, kLogits };
 
+// Rows of a domain that some workers compute together, and the first row that is theirs in local buffers.
+struct Part {
+  Worker::Range rows;
+  int64_t local_row;
+  Worker worker;
+  int64_t num_rows() const { return rows.end - rows.begin; }
+  Worker::Range share() const {
+    const Worker::Range mine = worker.share(num_rows());
+    return {rows.begin + mine.begin, rows.begin + mine.end};
+  }
+};
+
 // Columns [first, first + columns) of a buffer of the workspace.
 struct Slice {
   int buffer;
   int64_t first, columns;
+  float packed;  // of a View; all columns of the buffer
 };
 
 class Program {
@@ -29,9 +47,9 @@ class Program {
   // Everything that one replay reads.
   struct Run {
     Step step;
-    int64_t first_logit, num_logits;
+    int64_t first_logit;
   };
-  using Kernel = std::function<void(const Run&, Worker)>;
+  using Kernel = std::function<void(const Run&, const Part&)>;
 
   struct Instruction {
     std::string op, name;
@@ -44,9 +62,9 @@ class Program {
   Program(ThreadPool& pool, int64_t max_tokens, int64_t max_logits, int64_t num_heads, int64_t num_kv_heads,
           int64_t head_dim);
 
-  int add_buffer(Domain domain, int64_t columns);
-  void allocate();  // after the last add_buffer, before the first run
-  View view(Slice slice, int64_t rows) const;
+  int add_buffer(Domain domain, int64_t columns, bool local);
+  void allocate();                             // after the last add_buffer, before the first run
+  View view(Slice slice, int64_t rows) const;  // the first rows of a buffer that is not local
   Domain domain(Slice slice) const { return buffers_[slice.buffer].domain; }
 
   void embedding(const Matrix& table, Slice out);
@@ -75,21 +93,34 @@ class Program {
   struct Buffer {
     Domain domain;
     int64_t columns;
+    bool local;
     int64_t stride;  // floats from row to row
     int64_t offset;  // floats from the start of the workspace
   };
 
+  // Instructions [begin, end) of one domain.
+  struct Segment {
+    Domain domain;
+    size_t begin, end;
+    bool by_rows;  // each instruction sees each row for itself
+  };
+  class Stopwatch;
+
+  View view(Slice slice, const Part& part) const;
   void push_linear(std::string op, std::string name, Slice x, const Matrix& weight, Domain domain, Kernel kernel);
   void push(std::string op, std::string name, Domain domain, Kernel kernel, int64_t weight_bytes = 0,
             int64_t macs_per_row = 0);
-  void replay(Domain domain);
-  int64_t rows_of(const Run& run, Slice slice) const;
+  void replay(Domain domain, int64_t num_rows);
+  void run_together(const Segment& segment, const Part& all, Stopwatch& stopwatch);
+  void run_apart(const Segment& segment, Worker::Range rows, Stopwatch& stopwatch);
 
   ThreadPool& pool_;
   int64_t max_rows_[2];
   int64_t num_heads_, num_kv_heads_, head_dim_;
   std::vector<Buffer> buffers_;
   std::vector<Instruction> instructions_;
+  std::vector<Segment> segments_;
+  int64_t rows_worth_sharing_ = 1;  // of each worker
   std::vector<double> seconds_;
   bool profiling_ = false;
   Memory workspace_;

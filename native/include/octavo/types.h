@@ -24,10 +24,12 @@ enum class DType { kFloat32, kBFloat16, kInt8, kInt16 };
 
 DType parse_dtype(std::string_view name);  // throws std::invalid_argument
 
-// float32 [rows, columns], rows `stride` floats apart.
+// float32 [rows, columns], rows `stride` floats apart; or, in their place, what a product makes of them
+// (kernels/packed_rows.h).
 struct View {
   float* data;
   int64_t rows, columns, stride;
+  float packed = 0;  // by what they are multiplied there; 0: float32
   float* row(int64_t i) const { return data + i * stride; }
 };
 

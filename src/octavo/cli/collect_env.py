@@ -16,7 +16,7 @@ from octavo.config import EngineConfig, packed_cache_folder
 # The instruction sets that choose between octavo's variants, and those that later ones may use.
 _CPU_FLAGS = (
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx_vnni",
-    "amx_tile", "amx_bf16", "amx_int8",
+    "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
 )  # fmt: skip
 _PACKAGES = (
     "numpy", "ml-dtypes", "tokenizers", "huggingface-hub", "jinja2", "msgspec", "fastapi", "uvicorn",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,43 @@ def num_bytes(type: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) // values * nbytes
 
 
+@dataclass(slots=True, frozen=True)
+class Codes:
+    """What blocks hold: value = scale * (code - zero) + minimum."""
+
+    codes: npt.NDArray[Any]  # integers, [B, groups, values of a group]
+    bits: int  # of a code
+    zero: int
+    scales: Float32Array  # [B, groups]
+    minimums: Float32Array | None  # [B, groups]
+
+    @property
+    def values(self) -> Float32Array:
+        """[B, groups, values of a group]"""
+        values = self.scales[..., None] * (self.codes.astype(np.float32) - np.float32(self.zero))
+        return values if self.minimums is None else values + self.minimums[..., None]
+
+    def reshape(self, rows: int) -> Codes:
+        """As many rows instead of blocks."""
+        minimums = None if self.minimums is None else self.minimums.reshape(rows, -1)
+        codes = self.codes.reshape(rows, -1, self.codes.shape[2])
+        return Codes(codes, self.bits, self.zero, self.scales.reshape(rows, -1), minimums)
+
+
 def decode(source: TensorSource) -> Float32Array:
     """float32 of source.shape, rows in the order meant."""
-    blocks = source.data.reshape(-1, BLOCKS[source.type][1])
-    values = _DECODERS[source.type](blocks).reshape(source.shape)
-    return values if source.row_order is None else values[source.row_order]
+    if source.type in _PLAIN:
+        values = _PLAIN[source.type](source.data.reshape(-1, BLOCKS[source.type][1])).reshape(source.shape)
+        return values if source.row_order is None else values[source.row_order]
+    return split(source).values.reshape(source.shape)
+
+
+def split(source: TensorSource) -> Codes:
+    """The codes of a block type, a row of a matrix [N, K] each, rows in the order meant."""
+    data = source.data.reshape(source.shape[0], -1)
+    if source.row_order is not None:
+        data = data[source.row_order]
+    return _SPLIT[source.type](data.reshape(-1, BLOCKS[source.type][1])).reshape(source.shape[0])
 
 
 def _f16(data: Bytes) -> Float32Array:
@@ -69,32 +102,31 @@ def _bits(data: Bytes) -> Bytes:
     return np.unpackbits(data, axis=1, bitorder="little")
 
 
-def _q4_0(blocks: Bytes) -> Float32Array:
+def _q4_0(blocks: Bytes) -> Codes:
     """d f16, 32 nibbles: (q - 8) * d."""
-    q = _nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8)
-    return _f16(blocks[:, :2]) * q
+    return Codes(_nibbles(blocks[:, 2:])[:, None], 4, 8, _f16(blocks[:, :2]), None)
 
 
-def _q4_1(blocks: Bytes) -> Float32Array:
+def _q4_1(blocks: Bytes) -> Codes:
     """d f16, m f16, 32 nibbles: q * d + m."""
-    return _f16(blocks[:, :2]) * _nibbles(blocks[:, 4:]).astype(np.float32) + _f16(blocks[:, 2:4])
+    return Codes(_nibbles(blocks[:, 4:])[:, None], 4, 0, _f16(blocks[:, :2]), _f16(blocks[:, 2:4]))
 
 
-def _q5_0(blocks: Bytes) -> Float32Array:
+def _q5_0(blocks: Bytes) -> Codes:
     """d f16, 32 fifth bits, 32 nibbles: (q - 16) * d."""
-    q = (_nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4).astype(np.float32) - np.float32(16)
-    return _f16(blocks[:, :2]) * q
+    q = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
+    return Codes(q[:, None], 5, 16, _f16(blocks[:, :2]), None)
 
 
-def _q5_1(blocks: Bytes) -> Float32Array:
+def _q5_1(blocks: Bytes) -> Codes:
     """d f16, m f16, 32 fifth bits, 32 nibbles: q * d + m."""
-    q = (_nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4).astype(np.float32)
-    return _f16(blocks[:, :2]) * q + _f16(blocks[:, 2:4])
+    q = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
+    return Codes(q[:, None], 5, 0, _f16(blocks[:, :2]), _f16(blocks[:, 2:4]))
 
 
-def _q8_0(blocks: Bytes) -> Float32Array:
+def _q8_0(blocks: Bytes) -> Codes:
     """d f16, 32 int8: q * d."""
-    return _f16(blocks[:, :2]) * blocks[:, 2:].view(np.int8).astype(np.float32)
+    return Codes(blocks[:, None, 2:] ^ np.uint8(0x80), 8, 128, _f16(blocks[:, :2]), None)
 
 
 def _k_scales(packed: Bytes) -> tuple[Float32Array, Float32Array]:
@@ -109,11 +141,10 @@ def _k_scales(packed: Bytes) -> tuple[Float32Array, Float32Array]:
     return all_scales.astype(np.float32), all_minima.astype(np.float32)
 
 
-def _k_values(blocks: Bytes, q: npt.NDArray[Any]) -> Float32Array:
-    """[B, 8, 32] integers -> (d * scale) * q - (dmin * minimum), one scale and minimum for each 32."""
+def _k_codes(blocks: Bytes, bits: int, q: npt.NDArray[Any]) -> Codes:
+    """[B, 8, 32] integers: (d * scale) * q - (dmin * minimum), one scale and minimum for each 32."""
     scales, minima = _k_scales(blocks[:, 4:16])
-    d, dmin = _f16(blocks[:, 0:2]) * scales, _f16(blocks[:, 2:4]) * minima  # [B, 8]
-    return d[:, :, None] * q.astype(np.float32) - dmin[:, :, None]
+    return Codes(q, bits, 0, _f16(blocks[:, 0:2]) * scales, -(_f16(blocks[:, 2:4]) * minima))
 
 
 def _pairs(data: Bytes) -> Bytes:
@@ -122,18 +153,18 @@ def _pairs(data: Bytes) -> Bytes:
     return np.concatenate([halves & 15, halves >> 4], axis=2).reshape(-1, 8, 32)
 
 
-def _q4_k(blocks: Bytes) -> Float32Array:
+def _q4_k(blocks: Bytes) -> Codes:
     """d f16, dmin f16, 12 bytes of scales and minima, 256 nibbles."""
-    return _k_values(blocks, _pairs(blocks[:, 16:]))
+    return _k_codes(blocks, 4, _pairs(blocks[:, 16:]))
 
 
-def _q5_k(blocks: Bytes) -> Float32Array:
+def _q5_k(blocks: Bytes) -> Codes:
     """As q4_k with 256 fifth bits before the nibbles: bit j of byte i belongs to value i of group j."""
     high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None]) & 1  # [B, 8, 32]
-    return _k_values(blocks, _pairs(blocks[:, 48:]) | high << 4)
+    return _k_codes(blocks, 5, _pairs(blocks[:, 48:]) | high << 4)
 
 
-def _q6_k(blocks: Bytes) -> Float32Array:
+def _q6_k(blocks: Bytes) -> Codes:
     """128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales (one for 16 values), d f16: d * scale * (q - 32).
 
     Each half of 128 values takes 64 low bytes (two runs of 32, low nibbles first) and 32 high bytes (four bit pairs).
@@ -141,16 +172,17 @@ def _q6_k(blocks: Bytes) -> Float32Array:
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)) & 3
-    q = ((low | high << 4).astype(np.float32) - np.float32(32)).reshape(-1, 16, 16)
     scales = _f16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [B, 16]
-    return scales[:, :, None] * q
+    return Codes((low | high << 4).reshape(-1, 16, 16), 6, 32, scales, None)
 
 
-_DECODERS: dict[str, Callable[[Bytes], Float32Array]] = {
+_PLAIN: dict[str, Callable[[Bytes], Float32Array]] = {
     "F32": lambda data: np.ascontiguousarray(data).view(np.float32),
     "F16": _f16,
     "BF16": _bf16,
     "F64": lambda data: np.ascontiguousarray(data).view(np.float64).astype(np.float32),
+}
+_SPLIT: dict[str, Callable[[Bytes], Codes]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

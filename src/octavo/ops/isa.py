@@ -14,11 +14,14 @@ _V3 = ("avx2", "fma", "f16c", "bmi2")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 _V4_BF16 = (*_V4, "avx512_vnni", "avx512_bf16")
 _REQUIRED: dict[str, tuple[str, ...]] = {
-    "amx": (*_V4_BF16, "amx_tile", "amx_bf16", "amx_int8"),
+    "amx": (*_V4_BF16, "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8"),
     "x86_v4_bf16": _V4_BF16,
     "x86_v4": _V4,
     "x86_v3": _V3,
 }
+
+# Those whose products of block types with bfloat16 activations multiply what octavo/ops/halves.py says.
+UNPACKS_IN_HALVES = ("amx",)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.api import Float32Array, Storage, TensorSource
-from octavo.ops.decode import BLOCK_TYPES
+from octavo.ops.decode import BLOCK_TYPES, Codes
 
 GROUP = 32  # values along K that share a scale
 NUM_OUTLIERS = 2  # activations of a row that stay float32
@@ -40,18 +40,22 @@ def quantise_weights(values: Float32Array, storage: Storage) -> Float32Array:
     """float32 [N, K] as its quantised values, [N, K]: for "int8" and "int4"; others pass."""
     if storage not in ("int8", "int4"):
         return values
+    restored: Float32Array = quantise_codes(values, storage).values.reshape(len(values), -1)[:, : values.shape[1]]
+    return restored
+
+
+def quantise_codes(values: Float32Array, storage: Storage) -> Codes:
+    """float32 [N, K] as "int8" or "int4" keep it, in whole groups."""
     groups = _groups(values)  # [N, groups, 32], the last one padded by repeating its last value
     if storage == "int8":
         scale = _half(np.max(np.abs(groups), axis=2, keepdims=True) / np.float32(127))
-        codes = np.clip(_steps(groups, scale), -127, 127)
-        restored = scale * codes
-    else:
-        low = np.min(groups, axis=2, keepdims=True)
-        scale = _half((np.max(groups, axis=2, keepdims=True) - low) / np.float32(15))
-        minimum = _half(low)
-        restored = scale * np.clip(_steps(groups - minimum, scale), 0, 15) + minimum
-    flat: Float32Array = restored.reshape(len(values), -1)[:, : values.shape[1]]
-    return flat
+        codes = np.clip(_steps(groups, scale), -127, 127) + 128
+        return Codes(codes.astype(np.uint8), 8, 128, scale[..., 0], None)
+    low = np.min(groups, axis=2, keepdims=True)
+    scale = _half((np.max(groups, axis=2, keepdims=True) - low) / np.float32(15))
+    minimum = _half(low)
+    codes = np.clip(_steps(groups - minimum, scale), 0, 15)
+    return Codes(codes.astype(np.uint8), 4, 0, scale[..., 0], minimum[..., 0])
 
 
 def quantise_activations(x: Float32Array) -> Float32Array:

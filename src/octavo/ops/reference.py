@@ -14,8 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.ops.api import ActivationDType, Batch, CacheDType, DType, Float32Array, Int32Array, Storage, TensorSource
-from octavo.ops.decode import decode
-from octavo.ops.quantised import Int8Rows, keeps_blocks, quantise_activations, quantise_weights, to_int16_rows
+from octavo.ops.decode import Codes, decode, split
+from octavo.ops.halves import unpack_in_halves
+from octavo.ops.quantised import (
+    Int8Rows,
+    keeps_blocks,
+    quantise_activations,
+    quantise_codes,
+    quantise_weights,
+    to_int16_rows,
+)
 
 SPLIT = 256  # tokens of the KV cache that attention sums at a time
 
@@ -32,6 +40,7 @@ class ReferenceMatrix:
     bias: Float32Array | None  # [N]
     in_blocks: bool = False  # values are of a block type, not of dtype
     rows: Int8Rows | None = None  # of dtype int16
+    unpacked: Float32Array | None = None  # [N, K]: what products multiply, where that is not `values` rounded to dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,7 +117,8 @@ class ReferenceOps:
         if weight.dtype == "int8":
             inputs, values = quantise_activations(x), weight.values
         else:
-            inputs, values = round_to(x, weight.dtype), round_to(weight.values, weight.dtype)
+            inputs = round_to(x, weight.dtype)
+            values = round_to(weight.values, weight.dtype) if weight.unpacked is None else weight.unpacked
         y = np.empty((len(x), len(values)), np.float32)
         for t, row in enumerate(inputs):  # one product per row: a product of matrices may sum in another order
             y[t] = values @ row
@@ -192,27 +202,13 @@ def _attend(q: Float32Array, cache: ReferenceKVCache, slots: Int32Array, head: i
     return sums / total
 
 
-def _matrix(
-    values: Float32Array,
-    dtype: ActivationDType,
-    storage: Storage,
-    in_blocks: bool,
-    bias: Sequence[TensorSource] = (),
-) -> ReferenceMatrix:
-    rows = None
-    if dtype == "int16":
-        rows = Int8Rows.quantise(values)
-        values = rows.values
-    elif in_blocks:
-        values = quantise_weights(values, storage)
-    else:
-        dtype = "bfloat16" if dtype == "int8" else dtype
-        values = round_to(values, dtype)
-    return ReferenceMatrix(values, dtype, np.concatenate([decode(b) for b in bias]) if bias else None, in_blocks, rows)
-
-
 class ReferenceBackend:
+    """`unpacks_in_halves`: as an instruction set of isa.UNPACKS_IN_HALVES does."""
+
     name = "reference"
+
+    def __init__(self, unpacks_in_halves: bool = False) -> None:
+        self._unpacks_in_halves = unpacks_in_halves
 
     def matrix(
         self,
@@ -222,7 +218,9 @@ class ReferenceBackend:
         storage: Storage = "plain",
     ) -> ReferenceMatrix:
         values = np.concatenate([decode(source) for source in sources])
-        return _matrix(values, dtype, storage, keeps_blocks(sources, storage), bias)
+        in_blocks = keeps_blocks(sources, storage)
+        codes = [split(source) for source in sources] if in_blocks and storage == "blocks" else []
+        return self._matrix(values, dtype, storage, in_blocks, codes, bias)
 
     def vector(self, source: TensorSource) -> Float32Array:
         return decode(source)
@@ -232,7 +230,7 @@ class ReferenceBackend:
     ) -> ReferenceMatrix:
         limit = shape[1] ** -0.5
         values = np.random.default_rng(seed).uniform(-limit, limit, shape).astype(np.float32)
-        return _matrix(values, dtype, storage, storage in ("int8", "int4"))
+        return self._matrix(values, dtype, storage, storage in ("int8", "int4"))
 
     def constant(self, values: Float32Array) -> Float32Array:
         return values
@@ -245,3 +243,28 @@ class ReferenceBackend:
         k_scale, v_scale = (np.ones((num_layers, *scales), np.float32) for _ in range(2))
         layers = (ReferenceKVCache(*arrays, block_size, dtype) for arrays in zip(k, v, k_scale, v_scale, strict=True))
         return ReferenceKVBlocks(tuple(layers), block_size)
+
+    def _matrix(
+        self,
+        values: Float32Array,
+        dtype: ActivationDType,
+        storage: Storage,
+        in_blocks: bool,
+        codes: Sequence[Codes] = (),
+        bias: Sequence[TensorSource] = (),
+    ) -> ReferenceMatrix:
+        """`codes`: of the sources, where the matrix keeps them as they are."""
+        rows, unpacked = None, None
+        if dtype == "int16":
+            rows = Int8Rows.quantise(values)
+            values = rows.values
+        elif in_blocks and dtype == "bfloat16" and self._unpacks_in_halves:
+            both = [unpack_in_halves(part) for part in codes or [quantise_codes(values, storage)]]
+            unpacked, values = (np.concatenate(parts)[:, : values.shape[1]] for parts in zip(*both, strict=True))
+        elif in_blocks:
+            values = quantise_weights(values, storage)
+        else:
+            dtype = "bfloat16" if dtype == "int8" else dtype
+            values = round_to(values, dtype)
+        biases = np.concatenate([decode(b) for b in bias]) if bias else None
+        return ReferenceMatrix(values, dtype, biases, in_blocks, rows, unpacked)

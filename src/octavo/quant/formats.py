@@ -18,7 +18,8 @@ from octavo.errors import ConfigError
 from octavo.ops.api import ActivationDType, DType, Storage
 from octavo.ops.decode import BLOCK_TYPES
 
-# Bits that a packed value takes, with its share of scales and minimums (native/include/octavo/blocks.h).
+# Bits that a packed value takes, with its share of scales and minimums (native/include/octavo/blocks.h). The K types
+# take one bit less where scales are halves (native/include/octavo/halves.h).
 BITS = {
     "F32": 32.0,
     "BF16": 16.0,

@@ -7,7 +7,9 @@ from octavo.runtime.trace import Node, Value
 
 
 def fuse(nodes: list[Node]) -> list[Node]:
-    return fuse_rope_write_kv(fuse_silu_mul(fuse_residual_add(nodes)))
+    fused = fuse_rope_write_kv(fuse_silu_mul(fuse_residual_add(nodes)))
+    pack_inputs_of_products(fused)
+    return fused
 
 
 def count_uses(nodes: list[Node]) -> dict[Value, int]:
@@ -75,3 +77,27 @@ def fuse_rope_write_kv(nodes: list[Node]) -> list[Node]:
         renamed[turn_q.output] = q
         fused[-3:] = [Node("rope_write_kv", (q, k, v), None, turn_q.constants | write.constants)]
     return fused
+
+
+def pack_inputs_of_products(nodes: list[Node]) -> None:
+    """What only products read is left by rms_norm and linear_silu_mul in the form that they read: it is not written as
+    float32, read again and rounded by each worker."""
+    readers: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in node.inputs:
+            readers.setdefault(value.root, []).append(node)
+
+    def packs(node: Node) -> bool:
+        if node.op == "linear_silu_mul":  # its own blocks of rows must be those of its reader
+            return bool(node.constants["weight"].packed_factor)
+        return node.op == "rms_norm"
+
+    def wanted_factor(node: Node, value: Value) -> float:
+        is_product = node.op in ("linear", "linear_add", "linear_silu_mul")
+        return float(node.constants["weight"].packed_factor) if is_product and node.inputs[0] is value else 0.0
+
+    for node in nodes:
+        value = node.output
+        if value is not None and packs(node):
+            factors = {wanted_factor(reader, value) for reader in readers.get(value, ())}
+            value.packed = factors.pop() if len(factors) == 1 else 0.0

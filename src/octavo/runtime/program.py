@@ -126,7 +126,7 @@ class ProgramExecutor:
         return [Instruction(*row) for row in self.native.instructions]
 
     def _place(self, value: Value) -> Any:
-        return self._slice(self._buffers[value.root], value.first, value.columns)
+        return self._slice(self._buffers[value.root], value.first, value.columns, value.packed)
 
     def _name(self, weight: Any) -> str:
         return self._names.get(id(weight), "")
@@ -167,25 +167,46 @@ def _assign_buffers(nodes: list[Node], output: Value, native: Any) -> dict[Value
     """A buffer of the workspace for each root value, used again by others after the value's last reader:
 
     node i writes value ──── node j reads it ──── node last_use reads it │ from here on its buffer is spare
+
+    What is read in the segment in which it is written only lives in local buffers (native/include/octavo/program.h);
+    not so what write_kv reads, which finds its rows by their number in the step.
     """
     last_use = _last_uses(nodes, output)
+    numbered = {value.root for node in nodes if node.op.endswith("write_kv") for value in node.inputs}
+    segments = _segments(nodes)
     buffers: dict[Value, int] = {}
-    spare: dict[tuple[str, int], list[int]] = {}  # by domain and columns
+    local_buffers: set[int] = set()
+    spare: dict[tuple[str, int, bool], list[int]] = {}  # by domain, columns and locality
     for i, node in enumerate(nodes):
         ended = [value for value in dict.fromkeys(v.root for v in node.inputs) if last_use[value] == i]
         if node.output is not None:
+            local = segments[i] == segments[last_use[node.output]] and node.output not in numbered
             residual = node.inputs[1] if node.op == "linear_add" else None
-            if residual in ended:  # nobody else reads it: add in place
-                buffers[node.output] = buffers[residual]
+            if residual in ended and (local or buffers[residual] not in local_buffers):
+                buffers[node.output] = buffers[residual]  # nobody else reads it: add in place
                 ended.remove(residual)
             else:
-                fitting = spare.setdefault((node.output.domain, node.output.columns), [])
-                buffers[node.output] = (
-                    fitting.pop() if fitting else native.add_buffer(node.output.domain, node.output.columns)
-                )
+                domain, columns = node.output.domain, node.output.columns
+                fitting = spare.setdefault((domain, columns, local), [])
+                buffers[node.output] = fitting.pop() if fitting else native.add_buffer(domain, columns, local)
+                if local:
+                    local_buffers.add(buffers[node.output])
         for value in ended:
-            spare.setdefault((value.domain, value.columns), []).append(buffers[value])
+            key = (value.domain, value.columns, buffers[value] in local_buffers)
+            spare.setdefault(key, []).append(buffers[value])
     return buffers
+
+
+def _segments(nodes: list[Node]) -> list[int]:
+    """The number of each node's segment, and behind the last node another one: attention, which sees other rows than
+    its own, is one by itself."""
+    segments: list[int] = []
+    segment = 0
+    for node in nodes:
+        segment += node.op == "attention"
+        segments.append(segment)
+        segment += node.op == "attention"
+    return [*segments, segment + 1]
 
 
 def _last_uses(nodes: list[Node], output: Value) -> dict[Value, int]:

@@ -1,0 +1,25 @@
+// How the weights of a panel come to AMX tiles: what is fetched while a chunk of it is multiplied.
+#pragma once
+
+#include "kernels/panel_kernel.h"
+#ifdef __AMX_TILE__
+#include "tiles/amx.h"
+
+namespace octavo {
+
+// With every block of steps of a chunk of `depth` that is multiplied by block b of `num_blocks` blocks of rows, here of
+// `rows`. One block of rows: the stream, somewhat ahead; several: the next chunk, its lines spread evenly over the
+// blocks.
+//
+// More than a few rows keep the buffers that fill the L1 busy with operands and outputs. So weights are fetched into
+// the L2 and no nearer: from there a tile still comes in time.
+inline Prefetch plan_amx_prefetch(const void* chunk, int64_t depth, int64_t b, int64_t num_blocks, int64_t rows) {
+  constexpr int64_t kBytes = AmxAccumulators::kBlockBytes, kFewRows = 4, kAheadIntoL2 = 8192;
+  const char* const bytes = static_cast<const char*>(chunk);
+  if (num_blocks > 1) return {bytes + depth * kBytes * (num_blocks + b) / num_blocks, kBytes / num_blocks, true};
+  return rows > kFewRows ? Prefetch{bytes + kAheadIntoL2, kBytes, true} : Prefetch{bytes + kWeightsAhead, kBytes};
+}
+
+}  // namespace octavo
+
+#endif
