@@ -248,11 +248,8 @@ async def test_an_idle_engine_is_left_alone_until_somebody_wants_it(monkeypatch)
     """So an idle server takes no time at all. One that hangs is noticed when somebody asks how it is."""
     async with driven(engine_timeout=1.0) as driver:
         client = driver.client
-        await standby_of(client)  # the watch has had its first beat
         receiving = asyncio.create_task(driver.run(lambda: bool(driver.answers)))
-        beats = count_calls(monkeypatch, client._engine, "ask_for_beat")
-        await asyncio.sleep(1.0)
-        assert len(beats) <= 2  # of four
+        await until_left_alone(client, monkeypatch)
         os.kill(pid_of(client._engine), signal.SIGSTOP)
         client.look_after()
         while not client.stats.num_restarts:
@@ -264,17 +261,38 @@ async def test_an_idle_engine_is_left_alone_until_somebody_wants_it(monkeypatch)
         driver.check(source)
 
 
-async def test_an_engine_that_hung_while_nobody_looked_is_noticed_by_the_next_request():
+async def test_an_engine_that_hung_while_nobody_looked_is_noticed_by_the_next_request(monkeypatch):
     async with driven(engine_timeout=1.0) as driver:
-        await standby_of(driver.client)
-        await asyncio.sleep(0.6)
+        await until_left_alone(driver.client, monkeypatch)
         os.kill(pid_of(driver.client._engine), signal.SIGSTOP)
-        await asyncio.sleep(0.6)
         source = request("a")
         driver.add(source)
         await driver.run()
         driver.check(source)
         assert driver.client.stats.num_restarts == 1
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3])
+async def test_who_asks_at_any_moment_is_heard(delay):
+    """Also between a beat and its answer, or just before the engine would be left alone."""
+    async with driven(engine_timeout=1.0) as driver:
+        receiving = asyncio.create_task(driver.run(lambda: bool(driver.answers)))
+        await asyncio.sleep(delay)
+        os.kill(pid_of(driver.client._engine), signal.SIGSTOP)
+        driver.client.look_after()
+        while not driver.client.stats.num_restarts:
+            await asyncio.sleep(0.01)
+        driver.add(request("a"))
+        await receiving
+
+
+async def until_left_alone(client: SupervisedClient, monkeypatch) -> None:
+    """Until four beats' time has passed without one."""
+    beats = count_calls(monkeypatch, client._engine, "ask_for_beat")
+    num_beats = -1
+    while len(beats) != num_beats:
+        num_beats = len(beats)
+        await asyncio.sleep(1.0)
 
 
 def count_calls(monkeypatch, owner, name):

@@ -48,8 +48,10 @@ class Fault:
 
 
 def write_faults(path: Path, faults: Sequence[Fault]) -> Path:
-    path.write_text(json.dumps([dataclasses.asdict(fault) for fault in faults]))
-    return path
+    """In one piece: others read the file at any moment."""
+    whole = path.with_suffix(f".{os.getpid()}")
+    whole.write_text(json.dumps([dataclasses.asdict(fault) for fault in faults]))
+    return whole.replace(path)
 
 
 def strike(path: Path, when: str, at: int | None = None, *, is_decode: bool = False) -> None:

@@ -87,11 +87,14 @@ class _Connection(asyncio.Protocol):
         self.news = asyncio.Event()  # a reply, or the end
         self.ended = asyncio.Event()
         self.was_heard = False  # anything has come since somebody set this to False
+        self.num_beats_owed = 0  # signs of life that were asked for, and have not come yet
         self._reader = FrameReader()
 
     def data_received(self, data: bytes) -> None:
         self.was_heard = True
-        replies = [message for message in self._reader.feed(data) if message]  # an empty one answers a beat
+        messages = self._reader.feed(data)
+        replies = [message for message in messages if message]  # an empty one answers a beat
+        self.num_beats_owed -= len(messages) - len(replies)
         if replies:
             self.replies += replies
             self.news.set()
@@ -208,12 +211,18 @@ class ProcessClient:
         self.picture = reply.picture or self.picture
         return reply.deltas
 
+    @property
+    def owes_beat(self) -> bool:
+        """Whether it has yet to answer a call of `ask_for_beat`."""
+        return self._connection is not None and self._connection.num_beats_owed > 0
+
     def ask_for_beat(self) -> bool:
         """Whether anything has come since the last call; and the process is asked for a sign of life."""
         connection = self._connection
         if connection is None or not self.alive:
             return False
         was_heard, connection.was_heard = connection.was_heard, False
+        connection.num_beats_owed += 1
         self._transport.write(frame(MessageKind.BEAT.value))
         return was_heard
 

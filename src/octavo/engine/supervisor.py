@@ -177,17 +177,17 @@ class SupervisedClient:
             engine = self._engine
             if self._restarting or not engine.alive:
                 continue
-            was_heard = engine.ask_for_beat()
-            wrong = self._watch.beat(self._requests, has_unread=engine.has_news, was_heard=was_heard)
+            # Who asks from here on is answered by a later beat than this one.
+            is_wanted, owes_beat = self._is_wanted.is_set(), engine.owes_beat
+            self._is_wanted.clear()
+            wrong = self._watch.beat(self._requests, has_unread=engine.has_news, was_heard=engine.ask_for_beat())
             if wrong is not None:
                 logger.error("%s: it is killed", wrong)
                 engine.kill()
                 continue
             self._stand_by()
-            if was_heard and not len(self._requests):
+            if not (is_wanted or owes_beat or len(self._requests)):
                 await self._is_wanted.wait()
-                self._engine.ask_for_beat()  # what was heard before is no sign
-            self._is_wanted.clear()
 
     def _stand_by(self) -> None:
         """See that there is a process that can be the next engine."""
