@@ -53,6 +53,17 @@ struct Products {
     }
   };
 
+  // Two loops: what a prompt computes with is in a cache, and its loop has no register to spare.
+  template <int Q, int V, class F>
+  [[gnu::always_inline]] static void multiply_fetching(Vec (&acc)[Q][V], const typename Tile::Operand* operands,
+                                                       int64_t block_stride, const Weight* const (&weights)[V],
+                                                       int64_t weight_stride, int64_t steps, F fetches) {
+    if (fetches.lines_per_step > 0)
+      multiply_add<Tile, Q, V>(acc, operands, block_stride, weights, weight_stride, steps, fetches);
+    else
+      multiply_add<Tile, Q, V>(acc, operands, block_stride, weights, weight_stride, steps);
+  }
+
   // Both give [queries][vectors of 16], from query `query` and vector `vector` on.
 
   // A vector is a tile of tokens. `dims`: head_dim.
@@ -69,8 +80,8 @@ struct Products {
 #pragma GCC unroll 6
         for (int q = 0; q < Q; ++q) acc[q][v] = Vec::zero();
       }
-      multiply_add<Tile, Q, V>(acc, state.queries + query * kBlockSteps, state.num_queries * kBlockSteps, weights,
-                               kTileTokens * Tile::kStep, steps, Fetches<V>(keys.ahead, query == 0, vector, steps));
+      multiply_fetching<Q, V>(acc, state.queries + query * kBlockSteps, state.num_queries * kBlockSteps, weights,
+                              kTileTokens * Tile::kStep, steps, Fetches<V>(keys.ahead, query == 0, vector, steps));
       store<Q, V>(acc, out + query % kScoreQueries * kSplitTokens + vector * 16, kSplitTokens);
     }
   };
@@ -90,8 +101,8 @@ struct Products {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) weights[v] = values.tiles[i] + (vector + v) * 16 * Tile::kStep;
         constexpr int64_t kSteps = kTileTokens / Tile::kStep;
-        multiply_add<Tile, Q, V>(acc, state.probability(query, i * kTileTokens), 0, weights, dims * Tile::kStep, kSteps,
-                                 Fetches<1>(values.ahead, query == 0 && vector == 0, i, kSteps));
+        multiply_fetching<Q, V>(acc, state.probability(query, i * kTileTokens), 0, weights, dims * Tile::kStep, kSteps,
+                                Fetches<1>(values.ahead, query == 0 && vector == 0, i, kSteps));
       }
       store<Q, V>(acc, out + query * dims + vector * 16, dims);
     }
