@@ -371,7 +371,8 @@ async def test_with_a_process_of_its_own():
         expected = expected_answer(make_request("x", [7, 8], max_tokens=4, seed=1), 256)
         assert outputs[-1].outputs[0].token_ids == expected.token_ids
         task = asyncio.create_task(collect(llm, max_tokens=250, ignore_eos=True))
-        await asyncio.sleep(0.01)
+        while not llm.num_unfinished:
+            await asyncio.sleep(0)
         os.kill(pid_of(client), signal.SIGKILL)
         with pytest.raises(EngineDeadError):
             await asyncio.wait_for(task, 5)

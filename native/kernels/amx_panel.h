@@ -53,7 +53,7 @@ struct AmxPanelKernel {
                                                             : Products::kChunk;
     for (int64_t begin = 0; begin < depth; begin += chunk) {
       const int64_t end = std::min(begin + chunk, depth);
-      const bf16* weights = find_chunk(weight, p, begin, end, unpacked);
+      const bf16* weights = find_chunk<Products::kUnpacks>(weight, p, begin, end, unpacked);
       for (int64_t b = 0; b < blocks.num_blocks; ++b) {
         const int64_t height = blocks.height(b);
         const PairOperand* block = operands + num_operands<Tile>(blocks.begin(b), weight.columns());
@@ -62,10 +62,10 @@ struct AmxPanelKernel {
           Sums::zero();
         else if (!one)
           Sums::load(height, tile);
-        const bool streams = !weight.has_blocks();
-        Products::add(height, block + begin * Products::kPlanes * height * kBlockSteps, weights, end - begin,
-                      streams ? plan_amx_prefetch(weights, end - begin, b, blocks.num_blocks, height) : Prefetch{},
-                      one && streams);
+        const Prefetch prefetch =
+            weight.has_blocks() ? Prefetch{} : plan_amx_prefetch(weights, end - begin, b, blocks.num_blocks, height);
+        Products::add(height, block + begin * Products::kPlanes * height * kBlockSteps, weights, end - begin, prefetch,
+                      one);
         if (!one || end == depth) Sums::store(height, tile);
         if (end == depth && b > 0) done(b - 1);  // what was stored just now takes its time to become readable
       }
@@ -95,17 +95,6 @@ struct AmxPanelKernel {
       }
     });
     Sums::store(rows, tile);
-  }
-
-  // The weights as the tiles read them: in place, or unpacked.
-  static const bf16* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, bf16* unpacked) {
-    if constexpr (Products::kUnpacks) {
-      if (weight.has_blocks()) {
-        unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
-        return unpacked;
-      }
-    }
-    return weight.panel<bf16>(p) + begin * kBlockSize;
   }
 };
 

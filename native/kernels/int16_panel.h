@@ -10,8 +10,7 @@ namespace octavo {
 
 #ifdef __AMX_INT8__
 
-// As AmxPanelKernel: sixteen rows of two planes fill the tiles. Integer sums stay in the cache between
-// chunks.
+// As AmxPanelKernel: sixteen rows of two planes fill the tiles. Integer sums stay in the cache between chunks.
 struct Int16Panel {
   static constexpr int64_t kRows = kAmxRows / Int16Tile::kPlanes;
 

@@ -17,6 +17,19 @@ inline constexpr int64_t kWeightsAhead = 2048;
 // The same for a stream that is unpacked, line for line as it is read (all at once they queue up: a third slower).
 inline constexpr int64_t kBlocksAhead = 4096;
 
+// Blocks of steps [begin, end) of panel p as the tiles read them: in place, or unpacked.
+template <bool kUnpacks, class Weight>
+const Weight* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, Weight* unpacked) {
+  if constexpr (kUnpacks) {
+    if (weight.has_blocks()) {
+      unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
+      return unpacked;
+    }
+  }
+  constexpr int64_t kStep = std::is_same_v<Weight, bf16> ? 2 : 1;  // values of a column in a step
+  return weight.panel<Weight>(p) + begin * kBlockSteps * Matrix::kPanelColumns * kStep;
+}
+
 // How a tile type multiplies. kRows: of a block. Of the rows that are packed together, the operands fill kCacheBytes of
 // the L2 at most.
 //
@@ -39,7 +52,7 @@ struct PanelKernel {
     alignas(64) Weight unpacked[kUnpackedSize];
     for (int64_t begin = 0; begin < depth; begin += kChunk) {
       const int64_t end = std::min(begin + kChunk, depth);
-      const Weight* weights = find_chunk(weight, p, begin, end, unpacked);
+      const Weight* weights = find_chunk<kUnpacks>(weight, p, begin, end, unpacked);
       for (int64_t b = 0; b < blocks.num_blocks; ++b) {
         const int64_t height = blocks.height(b);
         const Operand* block = operands + num_operands<Tile>(blocks.begin(b), weight.columns());
@@ -66,17 +79,6 @@ struct PanelKernel {
     bool first;
     Prefetch prefetch;
   };
-
-  // The weights as the tiles read them: in place, or unpacked.
-  static const Weight* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, Weight* unpacked) {
-    if constexpr (kUnpacks) {
-      if (weight.has_blocks()) {
-        unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
-        return unpacked;
-      }
-    }
-    return weight.panel<Weight>(p) + begin * kBlockSize;
-  }
 
   // What to fetch with every step. One block of rows: the stream, somewhat ahead; several: the next chunk, its lines
   // spread evenly over the blocks. (In bursts of sixteen steps' lines a block of 8 rows takes a fifth longer.)

@@ -60,6 +60,15 @@ def test_row_order_of_a_vector() -> None:
     assert decoded.tolist() == [2, 0, 3, 1]
 
 
+@pytest.mark.parametrize("type", BLOCK_TYPES)
+def test_a_vector_of_a_block_type(type: str) -> None:
+    raw = raw_of(type)[:1].reshape(-1)
+    row = decode(TensorSource("w", raw, type, (1, COLUMNS)))[0]
+    np.testing.assert_array_equal(decode(TensorSource("b", raw, type, (COLUMNS,))), row)
+    backwards = np.arange(COLUMNS, dtype=np.int32)[::-1]
+    np.testing.assert_array_equal(decode(TensorSource("b", raw, type, (COLUMNS,), backwards)), row[::-1])
+
+
 def test_num_bytes() -> None:
     assert num_bytes("Q4_K", (3, 512)) == 3 * 2 * 144
     assert num_bytes("BF16", (5,)) == 10

@@ -6,14 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.logits import one_request
 
+from octavo.ops import isa
 from octavo.ops.cpu import CpuBackend, CpuOps
 from octavo.ops.reference import ReferenceBackend, ReferenceOps
+from support.logits import one_request
 
 LAYERS, BLOCK, KV_HEADS, DIM = 3, 32, 2, 32
-NATIVE = CpuBackend(num_threads=2)
-OWNERS = {"native": (CpuOps(NATIVE), NATIVE), "reference": (ReferenceOps(), ReferenceBackend())}
+
+
+def owner_of(name):
+    """The ops and the backend of an instruction set, or of the reference."""
+    if name == "reference":
+        return ReferenceOps(), ReferenceBackend()
+    backend = CpuBackend(variant=name, num_threads=2)
+    return CpuOps(backend), backend
 
 
 def rows(num_tokens, seed, heads=KV_HEADS):
@@ -28,9 +35,9 @@ def in_block(batch, block):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("owner", [*isa.available(), "reference"])
 def test_a_block_moves_with_all_its_layers(owner, dtype):
-    ops, backend = OWNERS[owner]
+    ops, backend = owner_of(owner)
     blocks = backend.kv_blocks(LAYERS, 4, BLOCK, KV_HEADS, DIM, dtype)
     written = in_block(one_request(BLOCK, BLOCK, range(BLOCK)), 2)
     for i in range(LAYERS):
@@ -56,9 +63,9 @@ def test_a_block_moves_with_all_its_layers(owner, dtype):
 
 def test_a_block_in_use_takes_no_other_blocks_memory():
     """Thirty layers of a large cache, one token written: a few pages, and not a large one for each layer."""
-    blocks = NATIVE.kv_blocks(30, 4000, BLOCK, KV_HEADS, DIM, "bfloat16")
-    ops, token = CpuOps(NATIVE), one_request(1, BLOCK, [1])
-    ops.write_kv(rows(1, 0), rows(1, 0), NATIVE.kv_blocks(1, 1, BLOCK, KV_HEADS, DIM, "bfloat16").layer(0), token)
+    ops, backend = owner_of(isa.available()[0])
+    blocks, token = backend.kv_blocks(30, 4000, BLOCK, KV_HEADS, DIM, "bfloat16"), one_request(1, BLOCK, [1])
+    ops.write_kv(rows(1, 0), rows(1, 0), backend.kv_blocks(1, 1, BLOCK, KV_HEADS, DIM, "bfloat16").layer(0), token)
     before = resident_bytes()
     for i in range(30):
         ops.write_kv(rows(1, 1), rows(1, 2), blocks.layer(i), token)

@@ -36,9 +36,8 @@ template <class Format>
 using InHalves = BlockFormat<Format::kBits, Format::kZero, Format::kMinimum, half, Format::kScales>;
 
 struct HalfScaling {
-  static constexpr int kInputPower = 64;
   static constexpr float kInputFactor = 0x1p64f;
-  static constexpr int kOutputPower = 112 - kInputPower;
+  static constexpr int kOutputPower = 112 - 64;
   // The lowest four bits of a half that are not its last two, or its lowest eight.
   static constexpr int unit(int bits) { return bits == 4 ? -22 : -24; }
 

@@ -42,7 +42,6 @@ class KVCache {
   KVCache(const KVShape& shape, char* first, int64_t tile_stride);
 
   DType dtype() const { return shape_.dtype; }
-  int64_t num_blocks() const { return shape_.num_blocks; }
   int64_t num_kv_heads() const { return shape_.num_kv_heads; }
   int64_t head_dim() const { return shape_.head_dim; }
   int64_t block_size() const { return shape_.block_size; }

@@ -70,14 +70,14 @@ class Codes:
 
 def decode(source: TensorSource) -> Float32Array:
     """float32 of source.shape, rows in the order meant."""
-    if source.type in _PLAIN:
-        values = _PLAIN[source.type](source.data.reshape(-1, BLOCKS[source.type][1])).reshape(source.shape)
-        return values if source.row_order is None else values[source.row_order]
-    return split(source).values.reshape(source.shape)
+    blocks = source.data.reshape(-1, BLOCKS[source.type][1])
+    decoded = _PLAIN[source.type](blocks) if source.type in _PLAIN else _SPLIT[source.type](blocks).values
+    values = decoded.reshape(source.shape)
+    return values if source.row_order is None else values[source.row_order]
 
 
 def split(source: TensorSource) -> Codes:
-    """The codes of a block type, a row of a matrix [N, K] each, rows in the order meant."""
+    """The codes of a matrix [N, K] of a block type, by rows in the order meant."""
     data = source.data.reshape(source.shape[0], -1)
     if source.row_order is not None:
         data = data[source.row_order]

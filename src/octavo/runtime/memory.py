@@ -19,6 +19,10 @@ DEFAULT_UTILIZATION = 0.92
 # slowly fill their memory with cached prefixes.
 DEFAULT_KV_LIMIT = 4 * GiB
 
+# Of the inputs of products (native/kernels/linear.cpp): rows packed at once, those behind them that tiles read too, and
+# bytes of a value, which takes the most as three of bfloat16 (native/tiles/narrow_tile.h).
+MAX_PACKED_ROWS, ROWS_BEHIND, PACKED_BYTES = 256, 32, 6
+
 _ITEMSIZE = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -92,17 +96,19 @@ def kv_block_bytes(model: ModelConfig, block_size: int, kv_dtype: CacheDType) ->
 
 def workspace_bytes(model: ModelConfig, max_tokens: int) -> int:
     """The most that the program's buffers take: one for the residual stream and one for each kind of value that is live
-    beside it. Rows are an odd number of cache lines apart (native/kernels/program.cpp). The packed inputs of a product,
-    some 2 MB at most, are left out."""
+    beside it, and the packed inputs of a product. Rows are an odd number of cache lines apart
+    (native/kernels/program.cpp)."""
     qkv = model.q_size + 2 * model.kv_size
     gate_up = 2 * model.intermediate_size  # not there where its product with silu is fused
     token_row = [model.hidden_size, model.hidden_size, qkv, model.q_size, gate_up, model.intermediate_size]
     logit_row = [model.hidden_size, model.hidden_size, model.vocab_size]
+    packed_row = PACKED_BYTES * max(model.hidden_size, model.q_size, model.intermediate_size)
+    num_packed_rows = min(max_tokens, MAX_PACKED_ROWS) + ROWS_BEHIND
 
     def row_bytes(widths: list[int]) -> int:
         return 4 * sum(-(-width // 16) * 16 | 16 for width in widths)
 
-    return max_tokens * row_bytes(token_row) + MAX_LOGITS * row_bytes(logit_row)
+    return max_tokens * row_bytes(token_row) + MAX_LOGITS * row_bytes(logit_row) + num_packed_rows * packed_row
 
 
 def _kv_budget(config: EngineConfig, left: int, available: int) -> int:

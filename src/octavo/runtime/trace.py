@@ -21,7 +21,8 @@ class Value:
     columns: int
     parent: Value | None = None
     first: int = 0  # its first column in the parent
-    packed: float = 0.0  # its memory holds what products make of it, so many times (native/kernels/packed_rows.h)
+    # Not 0: its memory holds what products make of it times this factor (native/kernels/packed_rows.h).
+    packed: float = 0.0
 
     @property
     def root(self) -> Value:
