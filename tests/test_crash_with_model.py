@@ -80,17 +80,19 @@ class Streams:
         return output
 
     async def strike(self, number: signal.Signals, times: int, apart: int, moments: random.Random) -> None:
-        """The signal to one engine after the other, each after `apart` tokens or somewhat more.
+        """The signal to one engine after the other, each after `apart` tokens of its own or somewhat more.
 
         What an engine said before it died still arrives afterwards, so tokens alone do not show that another is there.
         """
         struck = None
         for _ in range(times):
-            wanted = self.num_tokens + apart + moments.randrange(apart)
-            while self.num_tokens < wanted or engine_pid(self.llm) in (None, struck):
+            while (pid := engine_pid(self.llm)) in (None, struck):
                 await asyncio.sleep(0.001)
-            struck = engine_pid(self.llm)
-            os.kill(struck, number)
+            wanted = self.num_tokens + apart + moments.randrange(apart)
+            while self.num_tokens < wanted:
+                await asyncio.sleep(0.001)
+            os.kill(pid, number)
+            struck = pid
 
 
 def engine_pid(llm: AsyncLLM) -> int | None:

@@ -24,7 +24,7 @@ from octavo.config import EngineConfig
 from octavo.engine.client import ProcessClient
 from octavo.errors import CheckpointError, EngineDeadError
 from octavo.request import FinishReason
-from support.engine_processes import is_running, make_client, pid_of
+from support.engine_processes import is_running, make_client, pid_of, stop
 from support.fake_runner import expected_answer, make_request
 from support.faults import LONG_STEP_SECONDS, Fault, write_faults
 
@@ -209,7 +209,7 @@ async def test_a_sign_of_life_comes_in_the_middle_of_a_step(tmp_path):
 
 async def test_a_stopped_engine_gives_no_sign():
     async with started() as client:
-        os.kill(pid_of(client), signal.SIGSTOP)
+        stop(client)
         client.ask_for_beat()
         await asyncio.sleep(0.2)
         assert not client.ask_for_beat() and not client.has_news

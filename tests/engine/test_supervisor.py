@@ -23,7 +23,7 @@ from octavo.engine.client import ProcessClient
 from octavo.engine.supervisor import SupervisedClient
 from octavo.errors import CheckpointError, EngineDeadError
 from octavo.request import BeamSearchParams, EngineRequest, FinishReason
-from support.engine_processes import COMMAND, is_running, pid_of
+from support.engine_processes import COMMAND, is_running, pid_of, stop
 from support.fake_runner import Answer, expected_answer, make_engine, make_request, run_to_end
 from support.faults import EVERY_TIME, Fault, write_faults
 
@@ -250,7 +250,7 @@ async def test_an_idle_engine_is_left_alone_until_somebody_wants_it(monkeypatch)
         client = driver.client
         receiving = asyncio.create_task(driver.run(lambda: bool(driver.answers)))
         await until_left_alone(client, monkeypatch)
-        os.kill(pid_of(client._engine), signal.SIGSTOP)
+        stop(client._engine)
         client.look_after()
         while not client.stats.num_restarts:
             await asyncio.sleep(0.01)
@@ -264,7 +264,7 @@ async def test_an_idle_engine_is_left_alone_until_somebody_wants_it(monkeypatch)
 async def test_an_engine_that_hung_while_nobody_looked_is_noticed_by_the_next_request(monkeypatch):
     async with driven(engine_timeout=1.0) as driver:
         await until_left_alone(driver.client, monkeypatch)
-        os.kill(pid_of(driver.client._engine), signal.SIGSTOP)
+        stop(driver.client._engine)
         source = request("a")
         driver.add(source)
         await driver.run()
@@ -278,7 +278,7 @@ async def test_who_asks_at_any_moment_is_heard(delay):
     async with driven(engine_timeout=1.0) as driver:
         receiving = asyncio.create_task(driver.run(lambda: bool(driver.answers)))
         await asyncio.sleep(delay)
-        os.kill(pid_of(driver.client._engine), signal.SIGSTOP)
+        stop(driver.client._engine)
         driver.client.look_after()
         while not driver.client.stats.num_restarts:
             await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ from octavo.ops.cpu import CpuBackend, CpuOps
 from octavo.ops.decode import BLOCK_TYPES, decode
 from octavo.ops.quantised import quantise_activations, quantise_weights
 from octavo.ops.reference import ReferenceBackend, ReferenceOps
+from octavo.quant.formats import MatrixFormat
 from support.blocks import random_blocks
 
 ROWS = (1, 2, 5, 6, 7, 13, 33, 70)
@@ -173,6 +174,15 @@ def test_embedding_is_not_rounded(backend):
             assert np.abs(rows - exact).max() < steps * np.abs(exact).max()
         else:
             assert np.array_equal(rows, exact)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_planned_size_is_what_a_matrix_takes(backend, dtype):
+    for type in BLOCK_TYPES:
+        matrix = backend.matrix([block_source(type, 64, 1024)], dtype, storage="blocks")
+        in_halves = dtype == "bfloat16" and backend.variant in isa.UNPACKS_IN_HALVES
+        planned = MatrixFormat(dtype, "blocks", in_halves).bits(type) * 1024 * 64 / 8
+        assert matrix.nbytes - planned == (4 * 64 if in_halves else 0)  # a row's power of two
 
 
 def blocks_with(type: str, scales, minimums=None) -> TensorSource:

@@ -27,7 +27,7 @@ def test_a_quantised_checkpoint_stays_packed_unless_float32_is_asked_for() -> No
 
 
 def test_activations_follow_the_machine_and_then_the_option() -> None:
-    assert choose(has_blocks=True, variant="amx").layers.dtype == "bfloat16"
+    assert choose(has_blocks=True, variant="amx").layers == MatrixFormat("bfloat16", "blocks", in_halves=True)
     assert choose(has_blocks=True, variant="x86_v3").layers.dtype == "int8"
     assert choose(has_blocks=True, variant="amx", activation_dtype="int8").layers.dtype == "int8"
     assert choose(has_blocks=True, activation_dtype="bfloat16").layers.dtype == "bfloat16"
@@ -64,6 +64,7 @@ def test_contradictions(options: dict[str, Any], message: str) -> None:
 
 def test_bits() -> None:
     assert MatrixFormat("int8", "blocks").bits("Q4_1") == 5.0
+    assert [MatrixFormat("bfloat16", "blocks", halves).bits("Q6_K") for halves in (False, True)] == [10.0, 9.0]
     assert MatrixFormat("int8", "blocks").bits("F16") == 16.0
     assert MatrixFormat("bfloat16", "plain").bits("Q4_1") == 16.0
     assert [MatrixFormat("float32", "plain").bits(type) for type in ("BF16", "F16", "Q4_1")] == [16.0, 32.0, 32.0]

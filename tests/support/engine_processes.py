@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,15 @@ def make_client(**options: Any) -> ProcessClient:
 def pid_of(client: ProcessClient) -> int:
     assert client._process is not None
     return client._process.pid
+
+
+def stop(client: ProcessClient) -> None:
+    """As SIGSTOP does it. Returns when no thread runs any more: only one is given the signal, and on a busy machine the
+    others go on until that one has its turn."""
+    os.kill(pid_of(client), signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid_of(client)}/task")
+    while any((task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.iterdir()):
+        time.sleep(0.001)
 
 
 def is_running(pid: int) -> bool:

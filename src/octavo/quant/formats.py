@@ -17,9 +17,10 @@ from typing import cast
 from octavo.errors import ConfigError
 from octavo.ops.api import ActivationDType, DType, Storage
 from octavo.ops.decode import BLOCK_TYPES
+from octavo.ops.isa import UNPACKS_IN_HALVES
 
-# Bits that a packed value takes, with its share of scales and minimums (native/include/octavo/blocks.h). The K types
-# take one bit less where scales are halves (native/include/octavo/halves.h).
+# Bits that a packed value takes, with its share of scales and minimums (native/include/octavo/blocks.h). What a whole
+# row has one of is left out.
 BITS = {
     "F32": 32.0,
     "BF16": 16.0,
@@ -31,8 +32,10 @@ BITS = {
     "Q4_K": 6.0,
     "Q5_K": 10.0,
     "Q6_K": 10.0,
-    "int8": 8.0,  # with scales for whole rows, which are left out
+    "int8": 8.0,
 }
+# What the products of octavo/ops/halves.py save: their scales and minimums are halves instead of float32.
+K_BITS_IN_HALVES = {"Q4_K": 5.0, "Q5_K": 9.0, "Q6_K": 9.0}
 TILE_VARIANTS = ("amx",)  # instruction sets with a tile unit for bfloat16
 
 
@@ -40,6 +43,7 @@ TILE_VARIANTS = ("amx",)  # instruction sets with a tile unit for bfloat16
 class MatrixFormat:
     dtype: ActivationDType  # what a product's inputs are rounded to
     storage: Storage
+    in_halves: bool = False  # whether products unpack by way of half precision (octavo/ops/halves.py)
 
     def __str__(self) -> str:
         if self.storage == "plain":
@@ -56,7 +60,7 @@ class MatrixFormat:
         if self.storage == "int4":
             return BITS["Q4_1"]
         if self.storage == "blocks" and source_type in BLOCK_TYPES:
-            return BITS[source_type]
+            return (K_BITS_IN_HALVES if self.in_halves else {}).get(source_type, BITS[source_type])
         # float32 products lose nothing where the values of bfloat16 stay what they are.
         return BITS["F32" if self.dtype == "float32" and source_type != "BF16" else "BF16"]
 
@@ -112,4 +116,5 @@ def choose_formats(
     storage = cast(Storage, quantization or "blocks")
     # Four bits are too few for the head: a token's logit is one dot product, and its error is never averaged.
     rest: Storage = "int8" if storage == "int4" else storage
-    return WeightFormats(MatrixFormat(activations, storage), MatrixFormat(activations, rest))
+    in_halves = activations == "bfloat16" and variant in UNPACKS_IN_HALVES
+    return WeightFormats(MatrixFormat(activations, storage, in_halves), MatrixFormat(activations, rest, in_halves))
