@@ -259,14 +259,10 @@ template <class Stored>
 void attend(View q, const KVCache& cache, const Step& step, AttentionPlan& plan, float scale, View out,
             ThreadPool& pool, Worker worker) {
   ItemKernel<Stored> kernel(q, cache, step, plan, scale, out);
-  const auto* items = plan.items().data();
-  for (Worker::Range mine = plan.claim(worker.index); mine.begin < mine.end;) {
-    const Worker::Range next = plan.claim(worker.index);
-    for (int64_t i = mine.begin; i < mine.end; ++i) {
-      const int64_t after = i + 1 < mine.end ? i + 1 : next.begin;
-      kernel.run(items[i], i + 1 < mine.end || next.begin < next.end ? items + after : nullptr);
-    }
-    mine = next;
+  for (const AttentionPlan::Item* item = plan.claim(worker.index); item;) {
+    const AttentionPlan::Item* next = plan.claim(worker.index);
+    kernel.run(*item, next);
+    item = next;
   }
   if (plan.num_partials() == 0) return;
   pool.barrier();

@@ -55,6 +55,33 @@ struct Products {
   }
 
  private:
+  // Spreads the fetching of N tiles ahead, from `first` on, over the steps of a product.
+  template <int N>
+  struct Fetches {
+    const TilesAhead& ahead;
+    int64_t first, lines_per_step;
+
+    Fetches(const TilesAhead& tiles, bool any, int64_t first_tile, int64_t steps)
+        : ahead(tiles),
+          first(first_tile),
+          lines_per_step(any && first < tiles.count ? divide_up(tiles.bytes, 64 * steps) : 0) {}
+    void step(int64_t s) const {
+      for (int64_t line = s * lines_per_step; line < (s + 1) * lines_per_step; ++line)
+        for (int i = 0; i < N; ++i) ahead.fetch_line(first + i, line);
+    }
+  };
+
+  // Two loops: what a prompt computes with is in a cache, and its loop has no register to spare.
+  template <int Q, int V, class F>
+  [[gnu::always_inline]] static void multiply_fetching(Vec (&acc)[Q][V], const typename Tile::Operand* operands,
+                                                       int64_t block_stride, const Weight* const (&weights)[V],
+                                                       int64_t weight_stride, int64_t steps, F fetches) {
+    if (fetches.lines_per_step > 0)
+      multiply_add<Tile, Q, V>(acc, operands, block_stride, weights, weight_stride, steps, fetches);
+    else
+      multiply_add<Tile, Q, V>(acc, operands, block_stride, weights, weight_stride, steps);
+  }
+
   // Both give [queries][vectors of 16], from query `query` and vector `vector` on.
 
   // A vector is a tile of tokens. `dims`: head_dim.
@@ -62,17 +89,17 @@ struct Products {
     template <int Q, int V>
     static void multiply(const State& state, int64_t query, const SplitTiles<Weight>& keys, int64_t vector,
                          int64_t dims, float* out) {
+      const int64_t steps = divide_up(dims, Tile::kStep);
       const Weight* weights[V];
       Vec acc[Q][V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         weights[v] = keys.tiles[vector + v];
-        if (query == 0) keys.ahead.fetch(vector + v);
 #pragma GCC unroll 6
         for (int q = 0; q < Q; ++q) acc[q][v] = Vec::zero();
       }
-      multiply_add<Tile, Q, V>(acc, state.queries + query * kBlockSteps, state.num_queries * kBlockSteps, weights,
-                               kTileTokens * Tile::kStep, divide_up(dims, Tile::kStep));
+      multiply_fetching<Q, V>(acc, state.queries + query * kBlockSteps, state.num_queries * kBlockSteps, weights,
+                              kTileTokens * Tile::kStep, steps, Fetches<V>(keys.ahead, query == 0, vector, steps));
       store<Q, V>(acc, out + query % kScoreQueries * kSplitTokens + vector * 16, kSplitTokens);
     }
   };
@@ -89,11 +116,11 @@ struct Products {
         for (int v = 0; v < V; ++v) acc[q][v] = Vec::zero();
       for (int64_t i = 0; i < values.count; ++i) {
         const Weight* weights[V];
-        if (query == 0 && vector == 0) values.ahead.fetch(i);
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) weights[v] = values.tiles[i] + (vector + v) * 16 * Tile::kStep;
-        multiply_add<Tile, Q, V>(acc, state.probability(query, i * kTileTokens), 0, weights, dims * Tile::kStep,
-                                 kTileTokens / Tile::kStep);
+        constexpr int64_t kSteps = kTileTokens / Tile::kStep;
+        multiply_fetching<Q, V>(acc, state.probability(query, i * kTileTokens), 0, weights, dims * Tile::kStep, kSteps,
+                                Fetches<1>(values.ahead, query == 0 && vector == 0, i, kSteps));
       }
       store<Q, V>(acc, out + query % kScoreQueries * dims + vector * 16, dims);
     }

@@ -93,15 +93,15 @@ struct Prefetch {
 
 // acc[r][v] += operands of row r * weights of vector v, over steps [0, steps). Vector v of step s stands at
 // weights[v] + s * weight_stride, the operand of row r at operands[s / 16 * block_stride + r * 16 + s % 16].
-template <class Tile, int R, int V>
+template <class Tile, int R, int V, class Fetch = Prefetch>
 [[gnu::always_inline]] inline void multiply_add(typename Tile::Sum (&acc)[R][V], const typename Tile::Operand* operands,
                                                 int64_t block_stride, const typename Tile::Weight* const (&weights)[V],
-                                                int64_t weight_stride, int64_t steps, Prefetch prefetch = {}) {
+                                                int64_t weight_stride, int64_t steps, Fetch fetch = {}) {
   for (int64_t begin = 0; begin < steps; begin += kBlockSteps, operands += block_stride) {
     const int64_t end = std::min<int64_t>(begin + kBlockSteps, steps);
     const typename Tile::Operand* a = operands;
     for (int64_t s = begin; s < end; ++s, ++a) {
-      prefetch.step(s);
+      fetch.step(s);
       typename Tile::Weights w[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) w[v] = Tile::load(weights[v] + s * weight_stride);

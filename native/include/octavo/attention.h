@@ -27,7 +27,8 @@ struct Step {
 // splits in the same order, left to right.
 //
 // Workers claim items as they get done with others, so that all finish together whatever a row costs on this machine.
-// Who computes an item leaves no trace in it.
+// A decoding row is first offered to the worker that has just written its keys and values, in whose caches a part of
+// what it attends to lies. Who computes an item leaves no trace in it.
 class AttentionPlan {
  public:
   static constexpr int64_t kSplitTokens = 256;
@@ -51,9 +52,9 @@ class AttentionPlan {
   void build(const Step& step, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int num_workers);
 
   const std::vector<Item>& items() const { return items_; }
-  // Items that `worker` is to run next; an empty range when all are taken. Each worker calls this until it gets that,
-  // and the workers meet before one of them claims again (for the next layer).
-  Worker::Range claim(int worker);
+  // The item that `worker` is to run next; null when all are taken. Each worker calls this until it gets that, and the
+  // workers meet before one of them claims again (for the next layer).
+  const Item* claim(int worker);
   int64_t num_partials() const { return num_partials_; }
   // Items with partials, grouped: group g is items [merge_groups[g], merge_groups[g + 1]), one for each split.
   const std::vector<int64_t>& merge_groups() const { return merge_groups_; }
@@ -64,30 +65,29 @@ class AttentionPlan {
   // How a request is computed: rows of a chunk together; one row as a whole; one row cut into its splits.
   enum class Way { kChunk, kRow, kCut };
 
-  // Hands out the numbers 0, 1, 2 … once in each round.
-  class Tickets {
-   public:
-    void start(int num_workers);
-    int64_t take(int worker, int64_t count);  // below `count`; -1: none are left in this round
+  // Items [begin, end), each taken once in each round. A queue's round begins with the first that is taken in it.
+  struct alignas(64) Queue {
+    std::atomic<uint64_t> taken{0};  // the round, and in the lower half how many items are taken in it
+    int64_t begin = 0, end = 0;
 
-   private:
-    struct alignas(64) Round {
-      int64_t first = 0;  // where this worker's round began
-    };
-    alignas(64) std::atomic<int64_t> next_{0};
-    std::vector<Round> rounds_;
+    int64_t take(uint32_t round);  // -1: none are left
+  };
+  struct alignas(64) Round {
+    uint32_t number = 1;
   };
 
   static int64_t num_rows(const Step& step, int64_t request) {
     return step.query_start[request + 1] - step.query_start[request];
   }
+  void start_queues(int num_workers);
+  void close_queue(int64_t queue);  // it has the items since the one before
   void add_request(const Step& step, int64_t request, int64_t group, int64_t num_kv_heads, Way way);
 
   std::vector<Item> items_;
-  std::vector<int64_t> claims_;  // claim c is items [claims_[c], claims_[c + 1])
   std::vector<int64_t> merge_groups_;
-  Tickets tickets_;
   int64_t rows_at_once_ = 1;  // of a chunk, in an item
+  std::vector<Queue> queues_;  // what is for all workers, then the decoding rows of each
+  std::vector<Round> rounds_;  // of each worker
   int64_t num_partials_ = 0, partial_size_ = 0;
   Memory partials_;
 };

@@ -2,16 +2,19 @@
 // tiles side by side, so that slot / 16 is the tile of a slot. A tile has all layers in turn, so that as much memory is
 // touched as there are blocks in use, however many layers the model has:
 //
-//   [tile][layer]{ keys, values }
+//   [tile][layer][kv_head]{ keys, values }
 //
-//   keys    [kv_head][key_dims / kStep][16][kStep]    key_dims: head_dim in whole blocks of 16 steps
-//   values  [kv_head][16 / kStep][value_dims][kStep]  value_dims: head_dim in whole vectors of 16
+//   keys    [key_dims / kStep][16][kStep]    key_dims: head_dim in whole blocks of 16 steps
+//   values  [16 / kStep][value_dims][kStep]  value_dims: head_dim in whole vectors of 16
+//
+// A head's keys and values are read one after the other, and a stream over scattered pieces is the faster the longer
+// they are.
 //
 // kStep is 2 in bfloat16 (a pair product takes two dimensions, or two tokens, at once) and 1 in float32. In int8,
 // vectors of 16 codes stand where the products will read pairs of them:
 //
-//   keys    [kv_head]{ [key_dims][16], 16 scales }
-//   values  [kv_head]{ [8][value_dims / 16][2][16], 16 scales }
+//   keys    { [key_dims][16], 16 scales }
+//   values  { [8][value_dims / 16][2][16], 16 scales }
 //
 // Whoever owns a block writes its tokens in ascending order. Writing a tile's first token makes zeros of all values of
 // the tile that are not written in the same step, so that a probability of zero never meets an earlier owner's NaN.
@@ -53,11 +56,11 @@ class KVCache {
   // T: float, bf16 or int8_t, as dtype() says.
   template <class T>
   T* keys(int64_t tile, int64_t head) const {
-    return reinterpret_cast<T*>(first_ + tile * tile_stride_ + head * key_tile_);
+    return reinterpret_cast<T*>(first_ + tile * tile_stride_ + head * (key_tile_ + value_tile_));
   }
   template <class T>
   T* values(int64_t tile, int64_t head) const {
-    return reinterpret_cast<T*>(first_ + tile * tile_stride_ + num_kv_heads() * key_tile_ + head * value_tile_);
+    return reinterpret_cast<T*>(keys<char>(tile, head) + key_tile_);
   }
   // In int8: a code times the scale of its token is the value. [16]
   float* key_scales(int64_t tile, int64_t head) const {
