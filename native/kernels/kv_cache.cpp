@@ -150,28 +150,11 @@ void clear_values_of_all_heads(const KVCache& cache, int64_t tile, int64_t first
   for (int64_t head = 0; head < cache.num_kv_heads(); ++head) RowWriter<T>{cache}.clear_values(tile, head, first_token);
 }
 
-void fetch_for_writing(const char* from, int64_t bytes) {
-  // Not __builtin_prefetch: with these instruction sets gcc does not fetch for writing.
-  for (int64_t at = 0; at < bytes; at += 64) asm volatile("prefetchw %0" ::"m"(from[at]));
-}
-
-// The lines that a row will be written to.
-template <class T>
-void fetch_row(const Rows& rows, const KVCache& cache, int64_t t) {
-  const int64_t tile = rows.slots[t] / kTileTokens, pair_bytes = 2 * cache.value_dims() * sizeof(T);
-  for (int64_t head = 0; head < cache.num_kv_heads(); ++head) {
-    fetch_for_writing(cache.keys<char>(tile, head), cache.key_tile_bytes());
-    fetch_for_writing(cache.values<char>(tile, head) + rows.token(t) / 2 * pair_bytes, pair_bytes);
-  }
-}
-
 template <class T>
 void write_rows(const Rows& rows, const KVCache& cache, Worker::Range mine) {
   const RowWriter<T> writer{cache};
   const int64_t dim = cache.head_dim();
-  if (mine.begin < mine.end) fetch_row<T>(rows, cache, mine.begin);
   for (int64_t t = mine.begin; t < mine.end; ++t) {
-    if (t + 1 < mine.end && !rows.continues(t)) fetch_row<T>(rows, cache, t + 1);
     const int64_t tile = rows.slots[t] / kTileTokens, token = rows.token(t);
     for (int64_t head = 0; head < cache.num_kv_heads(); ++head) {
       const float* value = rows.v.row(t) + head * dim;
