@@ -30,8 +30,8 @@ inline void require(bool condition, const std::string& message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// A mapped file.
-struct Mapping {
+// Matrices as they lay packed in an earlier process, one behind the other.
+struct PackedWeights {
   std::shared_ptr<const Memory> memory;
   size_t bytes;
 };

@@ -6,7 +6,7 @@
 namespace octavo {
 
 void bind_memory(nanobind::module_& m);   // ThreadPool, Matrix, KVBlocks, decode
-void bind_mapping(nanobind::module_& m);  // Mapping, checksums
+void bind_packed_weights(nanobind::module_& m);  // PackedWeights, checksums
 void bind_kernels(nanobind::module_& m);  // StepArrays, the kernels one by one
 void bind_step(nanobind::module_& m);     // StepArrays from a plan
 void bind_program(nanobind::module_& m);  // Program, LogitRows

@@ -54,11 +54,11 @@ void make_matrix(Matrix* self, ThreadPool& pool, Arena& arena, const std::vector
   new (self) Matrix(pool, arena, sources, columns, parsed, kept, std::move(values));
 }
 
-Matrix packed_matrix(const Mapping& mapping, size_t offset, const std::vector<Source>& arrays, int64_t columns,
+Matrix packed_matrix(const PackedWeights& packed, size_t offset, const std::vector<Source>& arrays, int64_t columns,
                      const std::string& dtype, const std::string& storage, std::optional<Floats1D> bias) {
   require(offset % 64 == 0, "a packed matrix begins at a multiple of 64 bytes");
   const std::vector<MatrixSource> sources = matrix_sources(arrays, columns);
-  return Matrix::packed(mapping.memory, offset, sources, columns, parse_dtype(dtype), parse_storage(storage),
+  return Matrix::packed(packed.memory, offset, sources, columns, parse_dtype(dtype), parse_storage(storage),
                         bias_values(bias, sources));
 }
 

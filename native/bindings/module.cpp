@@ -4,7 +4,7 @@
 NB_MODULE(OCTAVO_MODULE, m) {
   // An engine that lives until the interpreter ends is no leak.
   nanobind::set_leak_warnings(false);
-  octavo::bind_mapping(m);
+  octavo::bind_packed_weights(m);
   octavo::bind_memory(m);
   octavo::bind_kernels(m);
   octavo::bind_step(m);

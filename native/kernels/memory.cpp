@@ -3,10 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <new>
-#include <system_error>
 
 #include "octavo/types.h"
 
@@ -20,9 +18,9 @@ constexpr size_t kChunk = size_t{64} << 20;
 size_t round_up_to(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // Address space of `bytes` (whole pages) at a 2 MB boundary. Throws std::bad_alloc.
-char* reserve_aligned(size_t bytes, int protection) {
+char* reserve_aligned(size_t bytes) {
   const size_t mapped = bytes + kHugePage;
-  void* start = mmap(nullptr, mapped, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED) throw std::bad_alloc();
   // Give back what stands before the first 2 MB boundary, and what is too much behind.
   char* const begin = static_cast<char*>(start);
@@ -43,24 +41,8 @@ Memory::Memory(size_t bytes) {
     data_ = start;
     return;
   }
-  data_ = reserve_aligned(bytes_, PROT_READ | PROT_WRITE);
+  data_ = reserve_aligned(bytes_);
   (void)madvise(data_, bytes_, MADV_HUGEPAGE);  // only a hint: without it all is right, and slower
-}
-
-Memory Memory::map(int file, size_t bytes) {
-  Memory memory;
-  memory.bytes_ = round_up_to(bytes, kPage);
-  memory.data_ = reserve_aligned(memory.bytes_, PROT_NONE);
-  if (mmap(memory.data_, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
-    throw std::system_error(errno, std::generic_category(), "mmap");
-  // Hints again. The second gets all pages at once instead of one fault for a few of them (Linux 5.14). The third keeps
-  // an idle engine's weights where they are while others read large files; few users may ask for it.
-  (void)madvise(memory.data_, bytes, MADV_HUGEPAGE);
-#ifdef MADV_POPULATE_READ
-  (void)madvise(memory.data_, bytes, MADV_POPULATE_READ);
-#endif
-  (void)mlock(memory.data_, bytes);
-  return memory;
 }
 
 Arena::Piece Arena::allocate(size_t bytes) {

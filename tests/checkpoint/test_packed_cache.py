@@ -161,7 +161,7 @@ def test_a_copy_may_go_while_it_is_used(models: Path, tmp_path: Path) -> None:
     engine = make_engine(models / "mixed.gguf", packed_cache_dir=str(tmp_path))
     for path in copies(tmp_path):
         path.unlink()
-    assert engine.info.loading.startswith("mapped from ")
+    assert engine.info.loading.startswith("read from ")
     assert np.array_equal(all_logits(engine, TOKENS), first.logits)
 
 
@@ -344,4 +344,4 @@ def test_an_engine_says_where_its_weights_come_from(models: Path, tmp_path: Path
     assert engine.info.loading.startswith("packed from the checkpoint in 0.")
     engine.close()
     engine = make_engine(models / "mixed.gguf", packed_cache_dir=str(tmp_path))
-    assert engine.info.loading.startswith(f"mapped from {copies(tmp_path)[0]} in 0.")
+    assert engine.info.loading.startswith(f"read from {copies(tmp_path)[0]} in 0.")

@@ -40,7 +40,7 @@ def test_matrices_come_back_where_they_were_placed(tmp_path: Path, backend: CpuB
     length = write(path, backend)
     assert length == path.stat().st_size == file_bytes(SIZES)
     data = packed_file.read(path, KEY, backend).data
-    path.unlink()  # who has it mapped does not notice
+    path.unlink()  # who has read it does not notice
     assert data.shape == (length - END_BYTES,) and not data.flags.writeable
     offset = 0
     for matrix in matrices:

@@ -1,5 +1,4 @@
-// Large memory straight from the kernel, zeroed or a file's: touched pages only count, and all of it goes back when
-// freed.
+// Large memory straight from the kernel, zeroed: touched pages only count, and all of it goes back when freed.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +12,6 @@ class Memory {
   Memory() = default;
   // Zeroed; from 2 MB on aligned to 2 MB, in pages of that size where the kernel has them. Throws std::bad_alloc.
   explicit Memory(size_t bytes);
-  // The first `bytes` of a file, read-only, in the system's own copy of it: all processes that map the file share that.
-  // Aligned to 2 MB, in pages of that size where the file system has them, and there when this returns. Throws
-  // std::system_error.
-  static Memory map(int file, size_t bytes);
   ~Memory();
   Memory(Memory&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

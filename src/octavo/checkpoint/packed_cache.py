@@ -3,7 +3,7 @@
 Owns when a copy is read and when it is made, how much the folder may hold, and who goes first. Knows neither the format
 of a file (packed_file.py) nor what a key is made of (packed_key.py).
 
-    start: is there a good copy? ── yes ─► matrices are taken from it, where it lies
+    start: is there a good copy? ── yes ─► it is read, and matrices are taken from it
                 └── no ─► matrices are packed from the checkpoint, and remembered
     some seconds later, or at the end: a thread writes those to a file, in a twentieth of its time
 
@@ -113,19 +113,19 @@ class PackedCache:
         self._stopped = threading.Event()  # … nor for the end of the file
         self._writer: threading.Thread | None = None
         self._found = _identity(self._path)  # a file that somebody puts there later has another
-        self._mapping = self._read() if self._found is not None else None
+        self._packed = self._read() if self._found is not None else None
 
     @property
     def origin(self) -> str:
-        return PACKED if self._mapping is None else f"mapped from {self._path}"
+        return PACKED if self._packed is None else f"read from {self._path}"
 
     # ── Loading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, sources: Sequence[TensorSource], form: MatrixFormat, bias: Sequence[TensorSource]) -> Matrix | None:
-        if self._mapping is None:
+        if self._packed is None:
             return None
         try:
-            return self._backend.packed_matrix(self._mapping, self._offset, sources, form.dtype, bias, form.storage)
+            return self._backend.packed_matrix(self._packed, self._offset, sources, form.dtype, bias, form.storage)
         except ValueError as error:
             self._refuse(error)
             return None
@@ -135,7 +135,7 @@ class PackedCache:
         self._offset = place_after(self._offset, matrix.nbytes)
 
     def keep(self) -> None:
-        if self._mapping is not None:
+        if self._packed is not None:
             self._matrices = []
             with contextlib.suppress(OSError):  # somebody else's, or read-only
                 os.utime(self._path)
@@ -161,7 +161,7 @@ class PackedCache:
 
     def _refuse(self, error: OSError | ValueError) -> None:
         logger.warning("the packed weights in %s are not used: %s", self._path, _reason(error))
-        self._mapping = None
+        self._packed = None
 
     # ── Writing ──────────────────────────────────────────────────────────────────────────────────────────────────
 

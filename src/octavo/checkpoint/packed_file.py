@@ -12,12 +12,10 @@ field, or it is not used:
         8  length of the payload
        32  BLAKE2b of these fields, and of the payload's checksums (`Backend.checksums`)
 
-The payload stands first, and is written in large parts, so that the system keeps it in pages of 2 MB where it can.
 It appears under its name when it is complete, by a rename; what a crash leaves behind is called `.*.tmp`. Nothing is
-flushed to the disk: what a power cut spoils, the checksums find, since each reader looks at the whole file. Readers map
-it, so that it is one with the system's own copy of the file: it is never written to again, only replaced or removed,
-which those who have it mapped do not notice. The checksums find damage, not forgery: whoever may write into the folder
-is trusted.
+flushed to the disk: what a power cut spoils, the checksums find, since each reader looks at the whole file. It is never
+written to again, only replaced or removed, which those who read it do not notice. The checksums find damage, not
+forgery: whoever may write into the folder is trusted.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def file_bytes(sizes: Iterable[int]) -> int:
 
 
 def read(path: Path, key: bytes, backend: Backend) -> Any:
-    """The file, mapped and proved (`Backend.map_packed`). ValueError says what is wrong with it; OSError: it cannot be
+    """The file, read and proved (`Backend.read_packed`). ValueError says what is wrong with it; OSError: it cannot be
     read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place would be waited for
     try:
@@ -79,12 +77,12 @@ def read(path: Path, key: bytes, backend: Backend) -> Any:
             raise ValueError("it is no regular file")
         end = os.pread(descriptor, _END_BYTES, max(0, info.st_size - _END_BYTES))
         _check(end, key, info.st_size)
-        mapping = backend.map_packed(descriptor, info.st_size - _END_BYTES)
+        packed = backend.read_packed(descriptor, info.st_size - _END_BYTES)
     finally:
         os.close(descriptor)
-    if _digest(end[: _FIELDS.size], backend.checksums(mapping.data)) != end[_FIELDS.size :]:
+    if _digest(end[: _FIELDS.size], backend.checksums(packed.data)) != end[_FIELDS.size :]:
         raise ValueError("its checksum is wrong")
-    return mapping
+    return packed
 
 
 def write(path: Path, key: bytes, matrices: Iterable[Bytes], backend: Backend, pace: Callable[[float], None]) -> int:

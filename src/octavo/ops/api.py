@@ -151,21 +151,21 @@ class Backend(Protocol):
         """Pack [N, K] from sources stacked along N (fused q, k, v …). `bias`, if any, stacks to [N]. Block types that
         change within 32 rows cannot be kept: such a matrix becomes plain, and a plain one has no int8 activations."""
 
-    def map_packed(self, file: int, num_bytes: int) -> Any:
-        """A file of packed matrices, open as `file`, in memory: its `data` is a read-only array of uint8. The mapping
-        lives as long as a matrix in it, whatever becomes of the file's name. OSError where it cannot be mapped."""
+    def read_packed(self, file: int, num_bytes: int) -> Any:
+        """A file of packed matrices, open as `file`, read into memory: its `data` is a read-only array of uint8. It
+        lives as long as a matrix in it. OSError where it cannot be read, or is shorter."""
 
     def packed_matrix(
         self,
-        mapping: Any,
+        packed: Any,
         offset: int,
         sources: Sequence[TensorSource],
         dtype: ActivationDType,
         bias: Sequence[TensorSource] = (),
         storage: Storage = "plain",
     ) -> Matrix:
-        """What `matrix` made of the same once, and the same build: its `data` stands in a mapping from `offset` on, a
-        multiple of 64. Of the sources only `bias` is read. ValueError where the mapping is too short."""
+        """What `matrix` made of the same once, and the same build: its `data` stands in `packed` from `offset` on, a
+        multiple of 64. Of the sources only `bias` is read. ValueError where that is too short."""
 
     def checksums(self, data: npt.NDArray[np.uint8], *, threads: bool = True) -> npt.NDArray[np.uint64]:
         """A checksum for each MiB of the data, a multiple of four bytes. `threads`: with those that compute a step, and

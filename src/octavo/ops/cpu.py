@@ -45,19 +45,19 @@ class CpuBackend:
     ) -> Any:
         return self.native.Matrix(self.pool, self._arena, *self._layout(sources, dtype, bias, storage))
 
-    def map_packed(self, file: int, num_bytes: int) -> Any:
-        return self.native.Mapping(file, num_bytes)
+    def read_packed(self, file: int, num_bytes: int) -> Any:
+        return self.native.PackedWeights(file, num_bytes, self.pool)
 
     def packed_matrix(
         self,
-        mapping: Any,
+        packed: Any,
         offset: int,
         sources: Sequence[TensorSource],
         dtype: ActivationDType,
         bias: Sequence[TensorSource] = (),
         storage: Storage = "plain",
     ) -> Any:
-        return self.native.Matrix.packed(mapping, offset, *self._layout(sources, dtype, bias, storage))
+        return self.native.Matrix.packed(packed, offset, *self._layout(sources, dtype, bias, storage))
 
     def checksums(self, data: npt.NDArray[np.uint8], *, threads: bool = True) -> npt.NDArray[np.uint64]:
         sums: npt.NDArray[np.uint64] = self.native.checksums(data, self.pool if threads else None)
