@@ -251,7 +251,9 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to bind")
     port: int = option(8000, "port to bind; 0: any free one")
     uds: str | None = option(None, "path of a Unix socket to listen at instead of host and port")
-    root_path: str = option("", "prefix under which a proxy shows the routes, whether it takes it off or not")
+    root_path: str = option(
+        "", "prefix under which a proxy shows the routes, whether it takes it off or not; default: none"
+    )
     ssl_certfile: str | None = option(None, "certificate (chain) in PEM; the server then speaks TLS alone")
     ssl_keyfile: str | None = option(None, "its key in PEM; default: in the certificate's file")
     api_key: list[str] = option(
