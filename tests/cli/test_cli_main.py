@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,18 @@ def test_wrong_line_is_one_line_and_exit_2(argv: list[str], said: str, capsys: p
     assert main(argv) == 2
     said = said.replace("{see serve}", "(see `octavo serve --help`)")
     assert capsys.readouterr() == ("", f"octavo: error: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["latency"], "--output-json"), (["paging"], "--output-json"), (["paging"], "--plot"), (["plot", "x"], "--out")],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    command: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, said in (("no/x.svg", f": there is no folder {tmp_path / 'no'}"), ("", " is a folder")):
+        assert main(["bench", *command, option, str(tmp_path / name)]) == 2
+        assert f"{option}: {tmp_path / name}{said} (see" in capsys.readouterr().err
 
 
 def test_checkpoint_error_is_exit_1_and_a_traceback_only_on_demand(
