@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
 from octavo.engine.front_end import FrontEnd, load_front_end
-from octavo.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
-from octavo.engine.output_processor import OutputProcessor, RequestState, StepNews
+from octavo.engine.input_processor import CallsTools, InputProcessor, ProcessedRequest, Prompt
+from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.engine.pooling import as_embedding_output
 from octavo.engine.slow_readers import is_far_behind
+from octavo.engine.step_news import StepNews
 from octavo.errors import EngineDeadError, RequestFailedError
 from octavo.pooling import EmbeddingRequestOutput, PoolingParams
 from octavo.request import BeamSearchParams, OutputKind, RequestOutput, SamplingParams
@@ -179,14 +180,15 @@ class AsyncLLM:
         cache_salt: str | None = None,
         user: str | None = None,
         report_progress: bool = False,
+        calls_tools: CallsTools | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of one request, by `sampling_params.output_kind`; the last one has `finished`.
 
         Closing or cancelling the generator aborts the request. An id that is in use is replaced by a new one. A slow
         reader gets several steps in one output; while it does not read at all, its request pauses. `user` is whom the
         policy `fair` counts it to. With `report_progress` there are outputs before the first token, one whenever more
-        of the prompt has been computed; the last of them may come with that token. Raises InvalidRequestError,
-        RequestFailedError, EngineDeadError.
+        of the prompt has been computed; the last of them may come with that token. `calls_tools` says of the text of a
+        sample that stops whether it calls tools. Raises InvalidRequestError, RequestFailedError, EngineDeadError.
         """
         return self._follow(
             lambda: self._inputs.process(
@@ -197,6 +199,7 @@ class AsyncLLM:
                 cache_salt=cache_salt,
                 user=user,
                 reports_progress=report_progress,
+                calls_tools=calls_tools,
             )
         )
 

@@ -21,6 +21,8 @@ from octavo.pooling import read_pooler_config
 
 MAX_THREADS = 256  # of the kernels; far more could not be started, and the error would come from the system
 MAX_TIMEOUT_SECONDS = 7 * 24 * 3600  # a longer one is 0, which means never
+# The formats of tool calls; what reads them is in text/tool_parsers.
+TOOL_CALL_PARSERS = ("granite", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "qwen3_xml")
 MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
 
 # The types of options, in words.
@@ -339,6 +341,15 @@ class ServerConfig:
         "URL of an OpenTelemetry collector (OTLP over HTTP), which gets a span for each request; needs octavo[otel]",
     )
     response_role: str = option("assistant", "role of chat answers")
+    enable_auto_tool_choice: bool = option(False, "let the model call the tools of a request as it sees fit")
+    tool_call_parser: str | None = option(
+        None,
+        "format of the model's tool calls; default: the one that its chat template shows",
+        choices=TOOL_CALL_PARSERS,
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, "leave a request's tools out of the prompt where its tool_choice is none"
+    )
     enable_responses_store: bool = option(
         False,
         "keep responses of /v1/responses in memory, for `previous_response_id` (or $VLLM_ENABLE_RESPONSES_API_STORE=1)",

@@ -81,6 +81,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     # Written by the front end, never by a caller: `bad_words` as token ids, each with and without a leading blank.
     bad_words_token_ids: list[list[int]] | None = None
+    shown_token_ids: list[int] | None = None  # … and special tokens that show whatever skip_special_tokens is
 
     def __post_init__(self) -> None:
         from octavo.sampling.validate import validate

@@ -28,6 +28,7 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--api-key-file", "/nowhere/keys"), "/nowhere/keys"),
         (("--config", "/nowhere/options.yaml"), "/nowhere/options.yaml"),
         (("--ssl-certfile", "/nowhere/cert.pem"), "/nowhere/cert.pem"),
+        (("--tool-call-parser", "hermse"), "hermes, llama3_json"),
         (("--uds", "/nowhere/socket"), "/nowhere/socket"),
         (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
     ],

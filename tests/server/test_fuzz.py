@@ -35,10 +35,11 @@ FOUND: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.fixture(scope="module", params=["scripted", "control plane"])
+@pytest.fixture(scope="module", params=["scripted", "calling", "control plane"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     scripts = {
         "scripted": [str(HERE / "scripted_server.py"), "0", "0", "--max-model-len", "64", "--enable-responses-store"],
+        "calling": [str(HERE / "calling_server.py"), "--enable-responses-store"],
         "control plane": [str(HERE / "control_plane_server.py")],
     }
     server = ServerProcess(program=(sys.executable, *scripts[request.param]))

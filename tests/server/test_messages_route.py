@@ -154,7 +154,7 @@ async def test_api_4_a_final_message_of_the_assistant_is_continued(server):
     ("messages", "place"),
     [
         ([{"role": "user", "content": [{"type": "image", "source": {}}]}], "messages[0].content[0].type"),
-        ([{"role": "user", "content": [{"type": "tool_result"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "tool_use"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": ["a"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": []}], "messages[0].content"),

@@ -15,6 +15,7 @@ from octavo import __version__
 from octavo.server import protocol, protocol_anthropic, protocol_embeddings, protocol_responses
 from octavo.server.app import ROUTES
 from octavo.server.openapi import describe
+from support.tools import ANTHROPIC_TOOLS, CHAT_TOOLS, FLAGS, RESPONSE_TOOLS, TEXT_AND_CALLS, say
 
 DESCRIPTION = describe(ROUTES)
 SCHEMAS = DESCRIPTION["components"]["schemas"]
@@ -152,6 +153,28 @@ async def test_answers_are_as_described(serve_engine, path, body):
         refused = await server.post(path, **body, unheard_of=1)
         assert refused.status_code == 400
         check(refused.json(), path, status="default")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "tools": CHAT_TOOLS}),
+        ("/v1/responses", {"input": "Hello", "tools": [{"type": "namespace", "name": "n", "tools": RESPONSE_TOOLS}]}),
+        ("/v1/messages", {**CHAT, "max_tokens": 999, "tools": ANTHROPIC_TOOLS}),
+    ],
+    ids=str,
+)
+async def test_tool_calls_are_as_described(serve, path, body, stream):
+    server = await serve(**FLAGS, max_model_len=4096)
+    say(server, TEXT_AND_CALLS.replace("get_", "n__get_") if "responses" in path else TEXT_AND_CALLS)
+    response = await server.post(path, **body, stream=stream)
+    assert response.status_code == 200 and "get_time" in response.text
+    if not stream:
+        check(response.json(), path)
+    for line in response.text.split("\n") if stream else ():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            check(json.loads(line.removeprefix("data: ")), path, media_type="text/event-stream")
 
 
 async def test_answers_without_a_body_are_as_described(serve):

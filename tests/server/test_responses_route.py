@@ -146,7 +146,7 @@ async def test_an_output_goes_back_in_as_it_came_out(server):
         ([{"role": "user", "content": [7]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
-        ([{"type": "function_call_output", "call_id": "c", "output": "2"}], "input[0].type"),
+        ([{"type": "custom_tool_call_output", "call_id": "c", "output": "2"}], "input[0].type"),
     ],
     ids=str,
 )

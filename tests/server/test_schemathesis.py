@@ -46,9 +46,8 @@ OPERATIONS = [f"{each.method} {each.path.replace(':path', '')}" for each in ROUT
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     script = str(Path(__file__).with_name("scripted_server.py"))
-    server = ServerProcess(
-        "--max-model-len", "64", "--enable-responses-store", program=(sys.executable, script, "0", "0")
-    )
+    flags = ("--enable-responses-store", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    server = ServerProcess("--max-model-len", "64", *flags, program=(sys.executable, script, "0", "0"))
     server.wait_until_ready()
     yield server
     assert "Traceback" not in server.log and "ERROR" not in server.log

@@ -9,6 +9,10 @@ ANY_ID = 5  # a token of every tokenizer
 HELLO = [{"role": "user", "content": "Hello"}]
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TOOL = {"type": "function", "function": {"name": "add", "description": "a", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "add", "strict": True, "parameters": {"type": "object"}}
+ANTHROPIC_TOOL = {"name": "add", "description": "a", "input_schema": {"type": "object"}}
+USE = {"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "2"}], "is_error": False}
 
 
 class Raw(str):
@@ -82,6 +86,11 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     (
         "/v1/chat/completions",
+        {"messages": HELLO, "tools": [TOOL, TOOL], "tool_choice": "auto", "parallel_tool_calls": False, "n": 2},
+    ),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL], "stream": True, "max_tokens": 60}),
+    (
+        "/v1/chat/completions",
         {"messages": HELLO, "use_beam_search": True, "beam_width": 2, "length_penalty": 0.5, "max_tokens": 2},
     ),
     ("/v1/responses", {"input": "Hello", "max_output_tokens": 3, "metadata": {"a": "b"}, "instructions": "Be kind."}),
@@ -103,6 +112,21 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
             "include": [],
         },
     ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "a"},
+                {"type": "reasoning", "summary": []},
+                {"type": "function_call", "call_id": "c", "name": "add", "namespace": "n", "arguments": '{"a": 1}'},
+                {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "b"}]},
+            ],
+            "tools": [FLAT_TOOL, {"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [FLAT_TOOL]}],
+            "parallel_tool_calls": True,
+            "stream": True,
+            "max_output_tokens": 40,
+        },
+    ),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 3, "system": "Be kind.", "temperature": 0.5}),
     ("/v1/responses", {"input": "a", "max_output_tokens": 1, "store": True, "previous_response_id": "resp_1"}),
     ("/v1/responses/resp_1/cancel", {}),
@@ -118,6 +142,17 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
             "top_k": 5,
         },
     ),
+    (
+        "/v1/messages",
+        {
+            "messages": [*HELLO, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [RESULT]}],
+            "tools": [ANTHROPIC_TOOL],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            "max_tokens": 40,
+            "stream": True,
+        },
+    ),
+    ("/v1/messages/count_tokens", {"messages": HELLO, "tools": [ANTHROPIC_TOOL]}),
     ("/v1/messages/count_tokens", {"messages": HELLO, "system": "a", "tool_choice": {"type": "none"}}),
     ("/tokenize", {"prompt": "Hello", "add_special_tokens": True, "return_token_strs": True}),
     ("/tokenize", {"messages": HELLO, "add_generation_prompt": False, "continue_final_message": False}),
@@ -218,6 +253,16 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
     "input": ("Hello", "", HELLO, [*HELLO, *HELLO], [{"role": "assistant", "content": []}]),
     "messages": (HELLO, [*HELLO, *HELLO], [*HELLO, {"role": "assistant", "content": "My guess "}], HELLO * 9),
     "content": ("", "a", "😀" * 9, "a" * 5000, [], [{"type": "text", "text": ""}], None),
+    "tools": (
+        *([], [TOOL], [{}], [FLAT_TOOL], [ANTHROPIC_TOOL]),
+        *([TOOL] * 60, [TOOL] * 1025, [{"type": "local_shell"}]),
+    ),
+    "tool_choice": ("none", "auto", None, {"type": "none"}, {"type": "auto"}, {"type": "any"}),
+    "tool_calls": ([CALL], [CALL] * 9, [{**CALL, "function": {"name": "add", "arguments": "["}}]),
+    "arguments": ("{}", "", "[]", '{"a": 1e999}', "{" * 500, {}, '{"\\ud83d": 1}'),
+    "name": ("add", "f" * 128, "f" * 129, "a b", "n__add"),
+    "parameters": ({"type": "object"}, {"properties": {"a": {"type": ["string", 7]}}}, {"properties": []}),
+    "parallel_tool_calls": (True, False),
     "role": ("user", "assistant", "system", "tool", "developer"),
     "n": (1, 2, 3, 8, 128),
     "best_of": (1, 2, 3),
@@ -266,8 +311,6 @@ PLAUSIBLE: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({}, {"a": 1}, {"bos_token": 7}, {"front": 1, "self": 2, "add_special_tokens": True}),
     "documents": ([], [{"title": "a", "text": "b"}]),
     "reasoning_effort": ("low", ""),
-    "tool_choice": ("none", "auto", None, {"type": "none"}, {"type": "auto"}),
-    "tools": ([], [TOOL], [{}]),
     "tokens": ([], [5], [0, 1, 2], [12] * 999),
     "request_ids": ([], ["r"], ["r"] * 999),
     "metadata": ({}, {"a": "b"}, {"a": 10**30}, {"user_id": "u"}, {"a": {"a": [1e308]}}),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from octavo.server import protocol, protocol_anthropic, protocol_responses
+from octavo.server import protocol, protocol_anthropic, protocol_responses, protocol_tools
 from octavo.server.fields import Record
 from support.hostile_values import CALLS, CONTENT_TYPES, HEADERS, ODD_NAMES, PATHS, PLAUSIBLE, READS, VALUES, Raw
 
@@ -29,7 +29,7 @@ class Hostile:
 
 def _all_names() -> tuple[str, ...]:
     names: set[str] = set()
-    for module in (protocol, protocol_anthropic, protocol_responses):
+    for module in (protocol, protocol_anthropic, protocol_responses, protocol_tools):
         for record in vars(module).values():
             if isinstance(record, type) and issubclass(record, Record) and dataclasses.is_dataclass(record):
                 names |= {field.name for field in dataclasses.fields(record)}

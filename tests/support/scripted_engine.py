@@ -33,14 +33,14 @@ CORPUS = "Hello world, how are you today?" + SAID + " red green blue system user
 
 
 @functools.cache
-def scripted_tokenizer() -> Tokenizer:
+def scripted_tokenizer(*more_special_tokens: str) -> Tokenizer:
     """Byte-level BPE: 0 <|endoftext|>, 1 <|im_start|>, 2 <|im_end|> (the end token), 256 bytes, some words."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=420,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", *more_special_tokens],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

@@ -60,7 +60,7 @@ _NOT_YET = """
 --data-parallel-backend --data-parallel-hybrid-lb --data-parallel-rank --data-parallel-rpc-port
 --data-parallel-size-local --data-parallel-start-rank --decode-context-parallel-size
 --default-chat-template-kwargs --disable-fastapi-docs --disable-hybrid-kv-cache-manager --download-dir
---enable-auto-tool-choice --enable-dbo --enable-elastic-ep --enable-eplb --enable-expert-parallel
+--enable-dbo --enable-elastic-ep --enable-eplb --enable-expert-parallel
 --enable-fault-tolerance --enable-force-include-usage --enable-log-outputs --enable-lora
 --enable-mfu-metrics --enable-per-request-metrics --enable-prompt-embeds --enable-server-load-tracking
 --enable-sleep-mode --enable-ssl-refresh --enable-tokenizer-info-endpoint --fully-sharded-loras
@@ -76,7 +76,7 @@ _NOT_YET = """
 --return-tokens-as-token-ids --safetensors-load-strategy --scheduler-cls --scheduler-reserve-full-isl
 --show-hidden-metrics-for-version --skip-tokenizer-init --spec-method --spec-model --spec-tokens
 --speculative-config --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --structured-outputs-config
---tokenizer-revision --tokens-only --tool-call-parser --tool-parser-plugin --tool-server
+--tokenizer-revision --tokens-only --tool-parser-plugin --tool-server
 --trust-request-chat-template --worker-cls --worker-extension-cls
 """
 NOT_YET = frozenset(_NOT_YET.split())

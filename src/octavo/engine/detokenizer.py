@@ -35,6 +35,8 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._params = params
         self._hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        if params.shown_token_ids:
+            self._hidden = self._hidden.difference(params.shown_token_ids)
         self._stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._utf8.decode(self._tail(prompt_token_ids))  # for its state: bytes of a last, incomplete character

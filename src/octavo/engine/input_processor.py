@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # text that the output shows), and a "cache_salt" if wanted.
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
+CallsTools: TypeAlias = Callable[[str], bool]  # whether a whole text calls tools
+
 SEED_BITS = 53  # what a JSON number carries exactly, so that a reported seed can be sent back
 
 
@@ -60,6 +62,7 @@ class ProcessedRequest:
     request_id: str
     prompt: str | None  # None: token ids were given
     samples: list[EngineRequest]
+    calls_tools: CallsTools | None = None  # None: none does
 
     @property
     def for_engine(self) -> list[EngineRequest]:
@@ -108,6 +111,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         user: str | None = None,
         reports_progress: bool = False,
+        calls_tools: CallsTools | None = None,
     ) -> ProcessedRequest:
         text, first = self._first_sample(
             request_id, prompt, params, cache_salt, priority=priority, user=user, reports_progress=reports_progress
@@ -123,7 +127,7 @@ class InputProcessor:
                 dataclasses.replace(others, request_id=self._engine_id(request_id), sample_index=index)
                 for index in range(1, first.params.n)
             ]
-        return ProcessedRequest(request_id, text, samples)
+        return ProcessedRequest(request_id, text, samples, calls_tools)
 
     def process_beams(
         self,

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from octavo.core.store import StoreCounts
 from octavo.engine.messages import EngineInfo, SchedulerStats
-from octavo.engine.output_processor import SampleState, StepNews
+from octavo.engine.output_processor import SampleState
+from octavo.engine.step_news import StepNews
 from octavo.request import FinishReason
 
 ENGINE = "0"

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.logprob_dict import TokenText, as_logprob_dict
 from octavo.engine.slow_readers import continuation
+from octavo.engine.step_news import StepNews
 from octavo.request import (
     CompletionOutput,
     EngineRequest,
@@ -87,8 +87,10 @@ class SampleState:
         if stop_string is not None:
             self._trim()
             self.finish_reason, self.stop_reason = FinishReason.STOP, stop_string
+            self._name_calls()
             return delta.finish_reason is None
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self._name_calls()
         return False
 
     def end(self, reason: FinishReason) -> None:
@@ -96,6 +98,14 @@ class SampleState:
         if self._detokenizer is not None:
             self._detokenizer.finish()
         self.finish_reason = reason
+
+    def _name_calls(self) -> None:
+        """Who stops to have tools called ends for that reason."""
+        calls_tools = self.request.calls_tools
+        if self.finish_reason is not FinishReason.STOP or calls_tools is None or self._detokenizer is None:
+            return
+        if calls_tools(self._detokenizer.text):
+            self.finish_reason = FinishReason.TOOL_CALLS
 
     def _append_text(self, delta: TokenDelta) -> str | None:
         """The stop string that the new text completes, if any."""
@@ -172,6 +182,7 @@ class RequestState:
         self.prompt_token_ids = first.prompt_token_ids
         self.params = first.params
         self.seed = first.seed
+        self.calls_tools = processed.calls_tools
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens: int | None = None  # of the first sample: the others find its prompt in the cache
         self.error: str | None = None  # of the first sample that failed
@@ -243,30 +254,6 @@ class RequestState:
             prompt_progress=progress,
             embedding=self.embedding,
         )
-
-
-@dataclass(slots=True)
-class StepNews:
-    """What one round of deltas did: whom to wake, what to tell the engine, and the figures for the metrics."""
-
-    updated: list[RequestState] = field(default_factory=list)
-    to_abort: list[str] = field(default_factory=list)  # engine request ids that ended here, not in the engine
-    finished: list[SampleState] = field(default_factory=list)
-    num_prompt_tokens: int = 0  # of the requests that got their first token, or all that they wanted without one …
-    num_cached_tokens: int = 0  # … and of these, those found in a cache …
-    num_stored_tokens: int = 0  # … and of these, those found on disk
-    num_output_tokens: int = 0
-    times_to_first_token: list[float] = field(default_factory=list)  # seconds
-    inter_token_latencies: list[float] = field(default_factory=list)  # seconds
-
-    def count_prompt(self, sample: SampleState, delta: TokenDelta) -> None:
-        """Once for all samples of a request. `delta`: news with the counts."""
-        if sample.source.sample_index == 0:
-            num_prompt_tokens = len(sample.source.prompt_token_ids)
-            self.num_prompt_tokens += num_prompt_tokens
-            # Who went on with an output after a crash may have found that too.
-            self.num_cached_tokens += min(delta.num_cached_tokens, num_prompt_tokens)
-            self.num_stored_tokens += min(delta.num_stored_tokens, num_prompt_tokens)
 
 
 class OutputProcessor:

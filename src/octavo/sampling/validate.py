@@ -59,6 +59,8 @@ def validate(params: SamplingParams) -> None:
     _allowed_token_ids(params)
     _logit_bias(params)
     _bad_words_token_ids(params)
+    if params.shown_token_ids is not None:
+        params.shown_token_ids = _token_ids("shown_token_ids", params.shown_token_ids)
     _output_kind(params)
     _relations(params)
 

@@ -7,6 +7,8 @@ Optional keys stand in a base class of their own: they are there where a request
 
 from typing import Any, TypedDict
 
+from octavo.server.answers_tools import ChatCall, ChatCallDelta, FunctionCall, ToolUseBlock
+
 
 class ErrorDetail(TypedDict):
     message: str
@@ -134,9 +136,13 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class ChatMessage(TypedDict):
+class _ChatMessageExtras(TypedDict, total=False):
+    tool_calls: list[ChatCall]
+
+
+class ChatMessage(_ChatMessageExtras):
     role: str
-    content: str
+    content: str | None  # null: there are tool calls alone
 
 
 class _ChatChoiceExtras(TypedDict, total=False):
@@ -173,6 +179,7 @@ class ChatCompletion(_AnyChat):
 class ChatDelta(TypedDict, total=False):
     role: str  # in the first chunk of a choice
     content: str
+    tool_calls: list[ChatCallDelta]
 
 
 class ChatChunkChoice(_AnyChatChoice):
@@ -199,6 +206,9 @@ class OutputMessage(TypedDict):
     role: str
     status: str
     content: list[OutputText]
+
+
+OutputItem = OutputMessage | FunctionCall
 
 
 class InputTokensDetails(TypedDict):
@@ -234,7 +244,7 @@ class ResponseRecord(_ResponseExtras):
     instructions: str | None
     max_output_tokens: int | None
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: dict[str, Any]
@@ -295,7 +305,7 @@ class Message(_MessageExtras):
     type: str
     role: str
     model: str
-    content: list[TextBlock]
+    content: list[TextBlock | ToolUseBlock]
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage

@@ -1,7 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API, streamed or not.
 
-Owns how its messages become plain ones, and the shape of its answers and events. A final message of the assistant is
-continued. Of content blocks octavo knows text alone.
+Owns the shape of its answers and events: a content block for each part of the answer. A final message of the assistant
+is continued.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import refuse
 from octavo.request import CompletionOutput, RequestOutput, SamplingParams
 from octavo.server import answers
+from octavo.server.answers_tools import ToolUseBlock
+from octavo.server.anthropic_conversation import anthropic_tools, input_of, plain_conversation
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.exchange import json_response, read, respond
-from octavo.server.fields import mapping, parse
 from octavo.server.generation import Call, beside, renamed, sampling_params
 from octavo.server.messages import is_long, template_prompt
 from octavo.server.protocol_anthropic import (
-    AnthropicMessage,
-    AnthropicText,
     ConversationFields,
     CountTokensRequest,
     MessagesRequest,
 )
 from octavo.server.sse import event
+from octavo.server.tool_calls import AnswerReader, Part
+from octavo.server.tools import Tools
 from octavo.text.chat_template import template_variables
 
 if TYPE_CHECKING:
@@ -42,11 +42,20 @@ async def create(front: Front, request: Request) -> Response:
     """Answers a conversation, in Anthropic's shape."""
     asked = await read(front, request, MessagesRequest)
     model = front.check_model(asked.model)
-    params = _params(front, asked)
-    prompt = await _prompt(front, asked)
-    user = None if asked.metadata is None else asked.metadata.user_id
+    tools = anthropic_tools(front, asked)
+    params = _params(front, asked, tools)
+    prompt = await _prompt(front, asked, tools)
     answer = _Answer(
-        Call(front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=user)
+        Call(
+            front=front,
+            asked=asked,
+            tools=tools,
+            scope=request.scope,
+            model=model,
+            prompts=[prompt],
+            params=params,
+            user=None if asked.metadata is None else asked.metadata.user_id,
+        )
     )
     return await respond(front, request, answer, stream=asked.stream, failure=answer.failure)
 
@@ -55,83 +64,40 @@ async def count_tokens(front: Front, request: Request) -> Response:
     """How many tokens a conversation has, as /v1/messages would see it."""
     asked = await read(front, request, CountTokensRequest)
     front.check_model(asked.model)
-    prompt = await _prompt(front, asked)
+    prompt = await _prompt(front, asked, anthropic_tools(front, asked))
     return json_response({"input_tokens": len(prompt)})
 
 
-def _params(front: Front, asked: MessagesRequest) -> SamplingParams:
-    decided: dict[str, Any] = {"max_tokens": asked.max_tokens, "stop": asked.stop_sequences}
+def _params(front: Front, asked: MessagesRequest, tools: Tools) -> SamplingParams:
+    decided: dict[str, Any] = {"max_tokens": asked.max_tokens, "stop": asked.stop_sequences, **tools.sampling}
     if asked.temperature is not None:
         decided["temperature"] = asked.temperature
     with renamed(**_NAMES):
         return sampling_params(front, asked, **decided)
 
 
-async def _prompt(front: Front, asked: ConversationFields) -> list[int]:
-    _check_tools(asked)
+async def _prompt(front: Front, asked: ConversationFields, tools: Tools) -> list[int]:
     convert = partial(plain_conversation, asked, allow_unknown=front.config.allow_unknown_fields)
     messages = await beside(convert, is_long=is_long(front, [{"content": asked.system}, *asked.messages]))
-    continued = messages[-1]["role"] == "assistant"
+    continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     return await template_prompt(
         front,
         messages,
         template_variables(asked.chat_template_kwargs),
+        tools=tools,
         add_generation_prompt=not continued,
         continue_final_message=continued,
     )
 
 
-def _check_tools(asked: ConversationFields) -> None:
-    """Until octavo can call tools, only a call that asks for none passes."""
-    choice = (asked.tool_choice or {}).get("type")
-    if choice not in (None, "none", "auto"):
-        refuse("tool_choice", asked.tool_choice, "of type none or auto (octavo does not support forced tool calls yet)")
-    if asked.tools and choice != "none":
-        allowed = "empty unless tool_choice is {'type': 'none'} (octavo does not support tool calls yet)"
-        refuse("tools", asked.tools, allowed)
-
-
-def plain_conversation(asked: ConversationFields, *, allow_unknown: bool) -> list[dict[str, Any]]:
-    """In OpenAI's shape, with the system prompt first. Neighbours of one role are one turn, as the API defines it."""
-    messages: list[dict[str, Any]] = []
-    if asked.system is not None and (system := _texts("system", asked.system, allow_unknown)):
-        messages.append({"role": "system", "content": system})
-    for i, given in enumerate(asked.messages):
-        place = f"messages[{i}]"
-        message = parse(AnthropicMessage, given, allow_unknown=allow_unknown, path=f"{place}.")
-        content = _texts(f"{place}.content", message.content, allow_unknown)
-        if not content and not (message.role == "assistant" and i == len(asked.messages) - 1):
-            refuse(f"{place}.content", message.content, "not empty, but for a final message of the assistant")
-        if messages and messages[-1]["role"] == message.role:
-            messages[-1]["content"] += content
-        else:
-            messages.append({"role": message.role, "content": content})
-    return messages
-
-
-def _texts(place: str, content: Any, allow_unknown: bool) -> list[dict[str, Any]]:
-    """The parts of a string or of a list of blocks."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    if not isinstance(content, list):
-        refuse(place, content, "a string or a list of content blocks")
-    parts = []
-    for j, given in enumerate(content):
-        block = mapping(f"{place}[{j}]", given)
-        if block.get("type") != "text":
-            allowed = "'text' (octavo does not support other content blocks yet)"
-            refuse(f"{place}[{j}].type", block.get("type"), allowed)
-        text = parse(AnthropicText, block, allow_unknown=allow_unknown, path=f"{place}[{j}].").text
-        parts.append({"type": "text", "text": text})
-    return parts
-
-
 class _Answer:
-    """One message: a content block of text, or none where the model says nothing."""
+    """One message: no content block where the model says nothing."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._has_begun = self._has_text = False
+        self._reader = AnswerReader(call.tools, "toolu_")
+        self._has_begun = False
+        self._open: Part | None = None
 
     async def whole(self) -> dict[str, Any]:
         call = self._call
@@ -140,7 +106,8 @@ class _Answer:
                 async for _, output in outputs:
                     last = output
             (sample,) = last.outputs
-            content = [{"type": "text", "text": sample.text, "citations": None}] if sample.text else []
+            self._reader.take(sample)
+            content = [_block(part) for part in self._reader.parts]
             ended = {"content": content, **_stop(sample), "usage": self._usage(), **call.timings_extra()}
             return {**self._message(last), **ended}
 
@@ -153,8 +120,8 @@ class _Answer:
                     for data in self._news(output):
                         yield data
             stop = _stop(last.outputs[0])
-            if self._has_text:
-                yield _event("content_block_stop", index=0)
+            for data in self._close():
+                yield data
             yield _event("message_delta", delta=stop, usage=self._usage(), **call.timings_extra())
             yield _event("message_stop")
 
@@ -166,11 +133,18 @@ class _Answer:
         if output.prompt_progress is not None:  # in an event that every client lets pass
             yield _event("ping", **self._call.progress_extra(0, output.prompt_progress))
         for sample in output.outputs:
-            if sample.text:
-                if not self._has_text:
-                    self._has_text = True
-                    yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-                yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": sample.text})
+            for news in self._reader.take(sample):
+                part = news.part
+                if news.is_new:
+                    yield from self._close()
+                    self._open = part
+                    yield _event("content_block_start", index=part.position, content_block=_empty_block(part))
+                if news.text:
+                    yield _event("content_block_delta", index=part.position, delta=_delta(part, news.text))
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._open.position)
 
     def failure(self, error: Exception) -> bytes:
         return event(record_of(error, self._call.scope), "error")
@@ -204,11 +178,32 @@ def _stop(sample: CompletionOutput) -> dict[str, Any]:
     """Why it ended. Raises AbortedError: the API has no word for that."""
     if sample.finish_reason == "abort":
         raise AbortedError("the request was aborted")
+    if sample.finish_reason == "tool_calls":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if sample.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(sample.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": sample.stop_reason}
     return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _block(part: Part) -> answers.TextBlock | ToolUseBlock:
+    if part.name is None:
+        return {"type": "text", "text": part.text, "citations": None}
+    return {"type": "tool_use", "id": part.id, "name": part.name, "input": input_of(part.text)}
+
+
+def _empty_block(part: Part) -> dict[str, Any]:
+    """As it begins."""
+    if part.name is None:
+        return {"type": "text", "text": ""}
+    return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+
+
+def _delta(part: Part, text: str) -> dict[str, Any]:
+    if part.name is None:
+        return {"type": "text_delta", "text": text}
+    return {"type": "input_json_delta", "partial_json": text}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -6,7 +6,7 @@ after a chunk that only names the role.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from starlette.types import Scope
 
 from octavo.errors import InvalidRequestError, refuse
 from octavo.request import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from octavo.server import answers
+from octavo.server.answers_tools import ChatCall, ChatCallDelta
 from octavo.server.beams import beam_search_params
 from octavo.server.exchange import read, respond
 from octavo.server.generation import Call, check_stream, sampling_params
@@ -23,6 +25,8 @@ from octavo.server.logprobs import Position, TokenNames, chat_logprobs, prompt_l
 from octavo.server.messages import chat_prompt
 from octavo.server.protocol import ChatRequest, StreamOptions
 from octavo.server.sse import DONE, event
+from octavo.server.tool_calls import AnswerReader, Part, PartNews
+from octavo.server.tools import Tools, chat_tools
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -33,14 +37,17 @@ async def create(front: Front, request: Request) -> Response:
     asked = await read(front, request, ChatRequest)
     model = front.check_model(asked.model)
     check_stream(asked)
-    params = _params(front, asked)
-    prompt = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens)
+    tools = chat_tools(front, asked, parallel=asked.parallel_tool_calls)
+    params = _params(front, asked, tools)
+    prompt = await chat_prompt(front, asked, tools, add_special_tokens=asked.add_special_tokens)
     beams = beam_search_params(asked, params, front.llm.info.max_model_len - len(prompt))
-    answer = _Answer(front, asked, model, prompt, params, beams, request.scope)
+    if beams is not None and tools.calling is not None:
+        refuse("use_beam_search", True, "false where tools may be called")
+    answer = _Answer(front, asked, model, prompt, params, beams, tools, request.scope)
     return await respond(front, request, answer, stream=asked.stream)
 
 
-def _params(front: Front, asked: ChatRequest) -> SamplingParams:
+def _params(front: Front, asked: ChatRequest, tools: Tools) -> SamplingParams:
     max_logprobs = front.llm.config.max_logprobs
     if asked.top_logprobs is not None:
         if not asked.logprobs:
@@ -54,6 +61,7 @@ def _params(front: Front, asked: ChatRequest) -> SamplingParams:
         asked,
         max_tokens=asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens,
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        **tools.sampling,
     )
 
 
@@ -66,6 +74,7 @@ class _Answer:
         prompt: list[int],
         params: SamplingParams,
         beams: BeamSearchParams | None,
+        tools: Tools,
         scope: Scope,
     ) -> None:
         self._asked = asked
@@ -79,9 +88,10 @@ class _Answer:
             prompts=[prompt],
             params=params,
             beams=beams,
+            tools=tools,
             user=asked.user,
         )
-        self._choices = [_Choice(asked, self._names, index) for index in range(params.n)]
+        self._choices = [_Choice(asked, self._names, tools, index) for index in range(params.n)]
 
     async def whole(self) -> dict[str, Any]:
         call = self._call
@@ -90,7 +100,7 @@ class _Answer:
             async with aclosing(call.outputs()) as outputs:
                 async for _, output in outputs:
                     for sample in output.outputs:
-                        piece = self._choices[sample.index].piece("message", {"role": self._role}, sample)
+                        piece = self._choices[sample.index].piece("message", sample, self._role)
                         if piece is not None:
                             pieces[sample.index] = piece
             return self._envelope(
@@ -117,7 +127,7 @@ class _Answer:
                     if output.prompt_progress is not None:
                         yield event(self._chunk([], **call.progress_extra(0, output.prompt_progress)))
                     for sample in output.outputs:
-                        piece = self._choices[sample.index].piece("delta", {}, sample)
+                        piece = self._choices[sample.index].piece("delta", sample)
                         if piece is not None:
                             yield event(self._chunk([piece], **extras))
             if extras := call.closing_extras(self._asked):
@@ -148,12 +158,13 @@ class _Answer:
 
 
 class _Choice:
-    """One sample's share of the answer, in one piece or in many. Tokens without text wait for the next with some."""
+    """One sample's share of the answer, in one piece or in many. Tokens without news wait for the next with some."""
 
-    def __init__(self, asked: ChatRequest, names: TokenNames, index: int) -> None:
+    def __init__(self, asked: ChatRequest, names: TokenNames, tools: Tools, index: int) -> None:
         self.index = index
         self._asked = asked
         self._names = names
+        self._reader = AnswerReader(tools, "call_")
         self._finished = False
         self._held_ids: list[int] = []
         self._held_positions: list[Position] = []
@@ -162,18 +173,20 @@ class _Choice:
         delta = {"role": role, "content": ""}
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, part: str, message: dict[str, Any], sample: CompletionOutput) -> dict[str, Any] | None:
-        """The choice's record for these news, with its text under `part`; None where there is nothing to show yet."""
+    def piece(self, part: str, sample: CompletionOutput, role: str | None = None) -> dict[str, Any] | None:
+        """The choice's record for these news, with what is said under `part`: a whole message where there is a `role`,
+        else more of one. None where there is nothing to show yet."""
         finished = sample.finish_reason is not None
         self._held_ids += sample.token_ids
         if self._asked.logprobs:
             self._held_positions += zip(sample.token_ids, sample.logprobs or (), strict=True)
-        if self._finished or not (sample.text or finished):
+        news = [] if self._finished else self._reader.take(sample)
+        if self._finished or not (news or finished):
             return None
         self._finished = finished
         piece: dict[str, Any] = {
             "index": self.index,
-            part: {**message, "content": sample.text},
+            part: _delta(news) if role is None else _message(role, self._reader),
             "logprobs": self._logprobs_record(),
             "finish_reason": sample.finish_reason,
             "stop_reason": sample.stop_reason,
@@ -187,3 +200,33 @@ class _Choice:
         if not self._asked.logprobs:
             return None
         return chat_logprobs(self._names, self._held_positions, self._asked.top_logprobs or 0)
+
+
+def _message(role: str, reader: AnswerReader) -> answers.ChatMessage:
+    message: answers.ChatMessage = {"role": role, "content": reader.text}
+    if calls := reader.calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [_call(call, call.text) for call in calls]
+    return message
+
+
+def _delta(news: Sequence[PartNews]) -> answers.ChatDelta:
+    delta: answers.ChatDelta = {}
+    text = "".join(each.text for each in news if each.part.name is None)
+    calls = [_call_delta(each) for each in news if each.part.name is not None]
+    if text or not calls:
+        delta["content"] = text
+    if calls:
+        delta["tool_calls"] = calls
+    return delta
+
+
+def _call_delta(news: PartNews) -> ChatCallDelta:
+    if not news.is_new:
+        return {"index": news.part.index, "function": {"arguments": news.text}}
+    call = _call(news.part, news.text)
+    return {"index": news.part.index, "id": call["id"], "type": call["type"], "function": {**call["function"]}}
+
+
+def _call(call: Part, arguments: str) -> ChatCall:
+    return {"id": call.id, "type": "function", "function": {"name": call.name or "", "arguments": arguments}}

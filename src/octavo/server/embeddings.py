@@ -25,6 +25,7 @@ from octavo.server.generation import renamed
 from octavo.server.messages import chat_prompt
 from octavo.server.prompts import read_prompts
 from octavo.server.protocol_embeddings import EmbeddingsRequest
+from octavo.server.tools import chat_tools
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -53,7 +54,11 @@ async def _prompts(front: Front, asked: EmbeddingsRequest) -> list[list[int]]:
     if (asked.input is None) == (asked.messages is None):
         raise InvalidRequestError("give one of input and messages", param="input")
     if asked.messages is not None:
-        return [await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens or False)]
+        return [
+            await chat_prompt(
+                front, asked, chat_tools(front, asked), add_special_tokens=asked.add_special_tokens or False
+            )
+        ]
     add_special_tokens = True if asked.add_special_tokens is None else asked.add_special_tokens
     prompts = await read_prompts(front, "input", asked.input, add_special_tokens=add_special_tokens)
     return [prompt.token_ids for prompt in prompts]

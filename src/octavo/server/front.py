@@ -20,6 +20,7 @@ from octavo.errors import EngineDeadError, InvalidRequestError, NotFoundError, Q
 from octavo.server.errors import ClientGoneError, ShuttingDownError
 from octavo.server.live import Live
 from octavo.server.response_store import ResponseStore
+from octavo.server.tools import ToolCalling
 from octavo.server.traces import Tracer
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Front:
         self.config = config
         self.model_names = list(config.served_model_name) or [llm.config.model]
         self.started = int(time.time())
+        self.tool_calling = ToolCalling.of(llm, config)
         self.live = Live(llm, self.model_names[0])
         self.responses: ResponseStore | None = None  # without --enable-responses-store none are kept
         if config.enable_responses_store:

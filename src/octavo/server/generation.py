@@ -20,6 +20,7 @@ from octavo.server.engine_call import EngineCall
 from octavo.server.front import Front
 from octavo.server.protocol import CallFields, GenerationFields
 from octavo.server.timings import Timings
+from octavo.server.tools import NO_TOOLS, Tools
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ class Call(EngineCall[SamplingParams]):
     """One that generates: samples, or the best of a beam search."""
 
     asked: CallFields
+    tools: Tools = NO_TOOLS
     beams: BeamSearchParams | None = None  # a search instead of samples
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
     timings: Timings = field(default_factory=Timings)
@@ -115,7 +117,14 @@ class Call(EngineCall[SamplingParams]):
         llm, params, prompt = self.front.llm, self.params, self.prompts[prompt_index]
         if self.beams is None:
             report_progress = self.asked.stream and self.asked.return_progress
-            return llm.generate(prompt, params, request_id, report_progress=report_progress, **self._engine_fields)
+            return llm.generate(
+                prompt,
+                params,
+                request_id,
+                report_progress=report_progress,
+                calls_tools=None if self.tools.calling is None else self.tools.calls_tools,
+                **self._engine_fields,
+            )
         return llm.beam_search(
             prompt,
             self.beams,

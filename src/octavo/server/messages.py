@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import ContextLengthError, refuse
+from octavo.errors import ContextLengthError
 from octavo.server.generation import beside, encode
 from octavo.server.protocol import TemplateFields
-from octavo.server.protocol_responses import ResponsesRequest
+from octavo.server.tools import NO_TOOLS, Tools
 from octavo.text.chat_template import require_chat_template, template_variables
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ MANY_PARTS = 256  # messages and parts: from here on, a template takes milliseco
 MIN_MAX_PARTS = 4096  # as many are always allowed; more, where the context has a token for each
 
 
-async def chat_prompt(front: Front, asked: TemplateFields, *, add_special_tokens: bool) -> list[int]:
+async def chat_prompt(front: Front, asked: TemplateFields, tools: Tools, *, add_special_tokens: bool) -> list[int]:
     """Without `add_special_tokens` the template alone decides about BOS.
 
     Raises ChatTemplateError where there is no template, or where it refuses the messages.
     """
-    check_tools(asked)
     return await template_prompt(
         front,
         asked.messages or [],
         _template_variables(asked),
+        tools=tools,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         add_special_tokens=add_special_tokens,
@@ -41,6 +41,7 @@ async def template_prompt(
     messages: list[dict[str, Any]],
     variables: Mapping[str, Any],
     *,
+    tools: Tools = NO_TOOLS,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     add_special_tokens: bool = False,
@@ -51,11 +52,12 @@ async def template_prompt(
     render = partial(
         template.render,
         messages,
+        tools=tools.shown or None,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         **variables,
     )
-    text = await beside(render, is_long=is_long(front, messages))
+    text = await beside(render, is_long=is_long(front, messages) or tools.are_many)
     (token_ids,) = await encode(front, [text], add_special_tokens=add_special_tokens)
     return token_ids
 
@@ -69,17 +71,6 @@ def is_long(front: Front, messages: Sequence[Any], param: str = "messages") -> b
     if count > limit:
         raise ContextLengthError(f"{param} has {count} messages and parts; at most {limit} are allowed", param=param)
     return count >= MANY_PARTS
-
-
-def check_tools(asked: TemplateFields | ResponsesRequest) -> None:
-    """Until octavo can call tools, only a call that asks for none passes."""
-    choice = asked.tool_choice
-    if choice not in (None, "none", "auto"):
-        if not asked.tools and (choice == "required" or isinstance(choice, dict)):
-            refuse("tool_choice", choice, "none, auto or null when tools is empty")
-        refuse("tool_choice", choice, "none, auto or null (octavo does not support forced tool calls yet)")
-    if asked.tools and choice != "none":
-        refuse("tools", asked.tools, "empty unless tool_choice is 'none' (octavo does not support tool calls yet)")
 
 
 def _template_variables(asked: TemplateFields) -> dict[str, Any]:

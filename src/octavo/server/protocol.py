@@ -22,6 +22,7 @@ from octavo.server.fields import (
     string,
     wire,
 )
+from octavo.server.protocol_tools import tool_list
 
 MAX_ID_LENGTH = 128  # characters
 MAX_COUNT = 2**31 - 1  # of tokens: SamplingParams' limit
@@ -168,7 +169,7 @@ class TemplateFields(Record):
     chat_template_kwargs: dict[str, Any] | None = wire(mapping)
     documents: list[dict[str, Any]] | None = wire(list_of(dict, "document objects"))
     reasoning_effort: str | None = wire(string)
-    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tools: list[dict[str, Any]] | None = wire(tool_list)
     tool_choice: str | dict[str, Any] | None = wire(anything)
 
 
@@ -177,7 +178,7 @@ class ChatRequest(TemplateFields, GenerationFields):
     """POST /v1/chat/completions. `logprobs` says whether, `top_logprobs` how many alternatives."""
 
     SAMPLING: ClassVar[frozenset[str]] = _SAMPLING
-    NO_OPS: ClassVar[frozenset[str]] = COMMON_NO_OPS | {"parallel_tool_calls", "verbosity", "include_reasoning"}
+    NO_OPS: ClassVar[frozenset[str]] = COMMON_NO_OPS | {"verbosity", "include_reasoning"}
     LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **COMMON_LATER,
         "response_format": ({"type": "text"},),
@@ -198,6 +199,7 @@ class ChatRequest(TemplateFields, GenerationFields):
     messages: list[dict[str, Any]] | None = wire(list_of(dict, MESSAGES, min_length=1), required=A_MESSAGE)
     max_tokens: int | None = wire(integer(1, MAX_COUNT))
     max_completion_tokens: int | None = wire(integer(1, MAX_COUNT))
+    parallel_tool_calls: bool = wire(boolean, True)
     logprobs: bool = wire(boolean, False)
     top_logprobs: int | None = wire(integer(0))
     add_special_tokens: bool = wire(boolean, False)

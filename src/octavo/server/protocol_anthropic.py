@@ -10,6 +10,7 @@ from octavo.errors import refuse
 from octavo.server.fields import (
     Record,
     anything,
+    boolean,
     integer,
     list_of,
     mapping,
@@ -19,6 +20,7 @@ from octavo.server.fields import (
     wire,
 )
 from octavo.server.protocol import A_MESSAGE, ANSWER_SAMPLING, COMMON_LATER, MAX_COUNT, MESSAGES, CallFields
+from octavo.server.protocol_tools import A_NAME, function_name, tool_list
 
 
 @dataclass(kw_only=True)
@@ -40,6 +42,39 @@ class AnthropicText(Record):
 
     type: str = wire(string)
     text: str = wire(string, required="a string")
+
+
+@dataclass(kw_only=True)
+class AnthropicToolUse(Record):
+    """A content block of type tool_use: what the model has called."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller"})
+
+    type: str = wire(string)
+    id: str = wire(string, required="a string")
+    name: str = wire(function_name, required=A_NAME)
+    input: dict[str, Any] = wire(mapping, required="an object")
+
+
+@dataclass(kw_only=True)
+class AnthropicToolResult(Record):
+    """A content block of type tool_result: what came of a call. Whether that `is_error` its content has to say: chat
+    templates have no place for it."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
+    type: str = wire(string)
+    tool_use_id: str = wire(string, required="a string")
+    content: str | list[dict[str, Any]] | None = wire(anything)
+    is_error: bool = wire(boolean, False)
+
+
+@dataclass(kw_only=True)
+class AnthropicToolChoice(Record):
+    """Types any and tool force a call, which needs structured output: no support yet."""
+
+    type: str = wire(one_of("auto", "none"), required="'auto' or 'none' (no support for forced calls yet)")
+    disable_parallel_tool_use: bool = wire(boolean, False)
 
 
 def thinking(name: str, value: Any) -> Any:
@@ -76,7 +111,7 @@ class ConversationFields(Record):
 
     messages: list[dict[str, Any]] = wire(list_of(dict, MESSAGES, min_length=1), required=A_MESSAGE)
     system: str | list[dict[str, Any]] | None = wire(anything)
-    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tools: list[dict[str, Any]] | None = wire(tool_list)
     tool_choice: dict[str, Any] | None = wire(mapping)
     thinking: dict[str, Any] | None = wire(thinking)
     context_management: ContextManagement | None = wire(ContextManagement)

@@ -12,13 +12,13 @@ from octavo.server.fields import (
     anything,
     boolean,
     integer,
-    list_of,
     mapping,
     one_of,
     string,
     wire,
 )
 from octavo.server.protocol import ANSWER_SAMPLING, COMMON_LATER, COMMON_NO_OPS, MAX_COUNT, CallFields
+from octavo.server.protocol_tools import A_NAME, function_name, tool_list
 
 
 @dataclass(kw_only=True)
@@ -32,6 +32,30 @@ class InputMessage(Record):
         one_of("user", "assistant", "system", "developer"), required="'user', 'assistant', 'system' or 'developer'"
     )
     content: str | list[dict[str, Any]] | None = wire(anything)
+
+
+@dataclass(kw_only=True)
+class InputCall(Record):
+    """An item of type function_call: what the model has called. A `namespace` is that of the tool."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+
+    type: str = wire(string)
+    call_id: str = wire(string, required="a string")
+    name: str = wire(function_name, required=A_NAME)
+    namespace: str | None = wire(function_name)
+    arguments: str = wire(string, required="a string: an object as JSON")
+
+
+@dataclass(kw_only=True)
+class InputCallOutput(Record):
+    """An item of type function_call_output: what came of a call."""
+
+    NO_OPS: ClassVar[frozenset[str]] = frozenset({"id", "status"})
+
+    type: str = wire(string)
+    call_id: str = wire(string, required="a string")
+    output: str | list[dict[str, Any]] = wire(anything, required="a string, or a list of content parts")
 
 
 @dataclass(kw_only=True)
@@ -97,7 +121,6 @@ class ResponsesRequest(CallFields):
 
     SAMPLING: ClassVar[frozenset[str]] = ANSWER_SAMPLING | {"stop"}
     NO_OPS: ClassVar[frozenset[str]] = (COMMON_NO_OPS - {"store", "metadata"}) | {
-        "parallel_tool_calls",
         "max_tool_calls",
         "client_metadata",
     }
@@ -130,6 +153,7 @@ class ResponsesRequest(CallFields):
     include: list[str] | None = wire(included)
     reasoning: ReasoningOptions | None = wire(ReasoningOptions)
     text: TextOptions | None = wire(TextOptions)
-    tools: list[dict[str, Any]] | None = wire(list_of(dict, "tool objects"))
+    tools: list[dict[str, Any]] | None = wire(tool_list)
     tool_choice: str | dict[str, Any] | None = wire(anything)
+    parallel_tool_calls: bool = wire(boolean, True)
     chat_template_kwargs: dict[str, Any] | None = wire(mapping)

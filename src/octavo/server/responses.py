@@ -1,7 +1,7 @@
 """POST /v1/responses: OpenAI's Responses API, streamed or not.
 
-Owns the shape of a response and of its events. Its output is one message with one part, the text. Whoever goes on sends
-it all again or, where responses are kept (response_store.py), names the last one.
+Owns the shape of a response and the order of its events; its output is response_output.py's. Whoever goes on sends it
+all again or, where responses are kept (response_store.py), names the last one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from octavo.server import answers
 from octavo.server.errors import AbortedError, record_of
 from octavo.server.exchange import read, respond
 from octavo.server.generation import Call, beside, renamed, sampling_params
-from octavo.server.messages import check_tools, is_long, template_prompt
+from octavo.server.messages import is_long, template_prompt
 from octavo.server.protocol_responses import ResponsesRequest
-from octavo.server.response_items import input_messages, output_message, with_instructions
+from octavo.server.response_items import input_messages, with_instructions
+from octavo.server.response_output import ResponseOutput
 from octavo.server.response_store import Messages, ResponseStore, Turn
+from octavo.server.response_tools import response_tools
 from octavo.server.sse import event
 from octavo.text.chat_template import template_variables
 
@@ -34,26 +36,32 @@ if TYPE_CHECKING:
     from octavo.server.front import Front
 
 _NAMES = {"max_tokens": "max_output_tokens", "prompt": "input"}  # SamplingParams' word -> the Responses API's
-_PLACE = {"output_index": 0, "content_index": 0}  # of the text
 
 
 async def create(front: Front, request: Request) -> Response:
     """Answers a text or a conversation, in the shape of OpenAI's Responses API."""
     asked = await read(front, request, ResponsesRequest)
     model = front.check_model(asked.model)
+    tools, names = response_tools(front, asked)
     with renamed(**_NAMES):
-        params = sampling_params(front, asked, max_tokens=asked.max_output_tokens)
-    check_tools(asked)
+        params = sampling_params(front, asked, max_tokens=asked.max_output_tokens, **tools.sampling)
     convert = partial(input_messages, asked.input, allow_unknown=front.config.allow_unknown_fields)
     items = asked.input if isinstance(asked.input, list) else []
     given = await beside(convert, is_long=is_long(front, items, "input"))
     memory = _Memory.of(front, asked, given, request.scope.get("octavo.key_name"))
     messages = with_instructions(asked.instructions, memory.conversation)
-    prompt = await template_prompt(front, messages, _template_variables(asked))
+    prompt = await template_prompt(front, messages, _template_variables(asked), tools=tools)
     call = Call(
-        front=front, asked=asked, scope=request.scope, model=model, prompts=[prompt], params=params, user=asked.user
+        front=front,
+        asked=asked,
+        tools=tools,
+        scope=request.scope,
+        model=model,
+        prompts=[prompt],
+        params=params,
+        user=asked.user,
     )
-    answer = _Answer(asked, call, memory)
+    answer = _Answer(asked, call, memory, ResponseOutput(tools, names))
     return await respond(front, request, answer, stream=asked.stream, failure=answer.failure)
 
 
@@ -92,28 +100,30 @@ class _Memory:
     def conversation(self) -> Messages:
         return self.messages if self.before is None else [*self.before.conversation(), *self.messages]
 
-    def keep(self, record: dict[str, Any], text: str) -> None:
+    def keep(self, record: dict[str, Any], output: dict[str, Any]) -> None:
         if self.store is not None:
-            messages = [*self.messages, output_message(text)]
+            messages = [*self.messages, output]
             self.store.add(record["id"], record, messages, self.before, self.key_name)
 
 
 class _Answer:
-    def __init__(self, asked: ResponsesRequest, call: Call, memory: _Memory) -> None:
+    def __init__(self, asked: ResponsesRequest, call: Call, memory: _Memory, output: ResponseOutput) -> None:
         self._asked = asked
         self._call = call
         self._memory = memory
+        self._output = output
         self._num_events = 0
-        self._has_item = False
         self._seed: int | None = None
-        self._text = ""  # so far
 
     async def whole(self) -> dict[str, Any]:
         with self._call.open("resp_"), renamed(**_NAMES):
             async with aclosing(self._outputs()) as outputs:
                 async for output in outputs:
                     last = output
-            return self._ended(_status(last.outputs[0]))
+            status = _status(last.outputs[0])
+            for _ in (*self._output.take(last.outputs[0]), *self._output.end(status)):
+                pass
+            return self._ended(status)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         with self._call.open("resp_"), renamed(**_NAMES):
@@ -122,8 +132,10 @@ class _Answer:
                     last = output
                     for data in self._news(output):
                         yield data
-            for data in self._closing(_status(last.outputs[0])):
-                yield data
+            status = _status(last.outputs[0])
+            for kind, fields in self._output.end(status):
+                yield self._event(kind, **fields)
+            yield self._event(f"response.{status}", response=self._ended(status))
 
     def _news(self, output: RequestOutput) -> Iterator[bytes]:
         """The events of an output; those of the beginning before the first."""
@@ -135,14 +147,8 @@ class _Answer:
             progress = self._call.progress_extra(0, output.prompt_progress)
             yield self._event("response.in_progress", response=self._response("in_progress"), **progress)
         for sample in output.outputs:
-            if not self._has_item:
-                self._has_item = True
-                item = self._item("in_progress", [])
-                yield self._event("response.output_item.added", output_index=0, item=item)
-                yield self._event("response.content_part.added", item_id=self._item_id, **_PLACE, part=_part(""))
-            if sample.text:
-                fields = {"item_id": self._item_id, **_PLACE, "delta": sample.text, "logprobs": []}
-                yield self._event("response.output_text.delta", **fields)
+            for kind, fields in self._output.take(sample):
+                yield self._event(kind, **fields)
 
     def failure(self, error: Exception) -> bytes:
         message = record_of(error, self._call.scope)["error"]["message"]
@@ -150,34 +156,16 @@ class _Answer:
         return self._event("response.failed", response=response)
 
     async def _outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        self._output.response_id = self._call.call_id
         async with aclosing(self._call.outputs()) as outputs:
             async for _, output in outputs:
                 self._seed = output.seed
-                for sample in output.outputs:
-                    self._text += sample.text
                 yield output
-
-    def _closing(self, status: str) -> list[bytes]:
-        place = {"item_id": self._item_id, **_PLACE}
-        item = self._item(status, [_part(self._text)])
-        return [
-            self._event("response.output_text.done", **place, text=self._text, logprobs=[]),
-            self._event("response.content_part.done", **place, part=_part(self._text)),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{status}", response=self._ended(status)),
-        ]
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         record = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
         return event(record, kind)
-
-    @property
-    def _item_id(self) -> str:
-        return "msg_" + self._call.call_id.removeprefix("resp_")
-
-    def _item(self, status: str, content: list[answers.OutputText]) -> answers.OutputMessage:
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _ended(self, status: str) -> dict[str, Any]:
         """The last record; it is kept before a client may ask for it."""
@@ -185,11 +173,11 @@ class _Answer:
             status,
             completed_at=int(time.time()),
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
-            output=[self._item(status, [_part(self._text)])],
+            output=self._output.items(status),
             usage=self._usage(),
             **self._call.timings_extra(),
         )
-        self._memory.keep(record, self._text)
+        self._memory.keep(record, self._output.message())
         return record
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
@@ -207,7 +195,7 @@ class _Answer:
             "max_output_tokens": asked.max_output_tokens,
             "model": self._call.model,
             "output": [],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
             "reasoning": {"effort": None if asked.reasoning is None else asked.reasoning.effort, "summary": None},
             "store": self._memory.store is not None,
@@ -233,10 +221,6 @@ class _Answer:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
-
-
-def _part(text: str) -> answers.OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _status(sample: CompletionOutput) -> str:

@@ -100,7 +100,11 @@ async def _start(engine_config: EngineConfig, server_config: ServerConfig) -> tu
     from octavo.server.app import create_app  # … and loads the model while this one imports
 
     llm = await starting
-    return llm, create_app(llm, server_config)
+    try:
+        return llm, create_app(llm, server_config)
+    except BaseException:  # an option that does not go with the model
+        await llm.close()
+        raise
 
 
 async def _serve_app(
@@ -192,6 +196,7 @@ def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None
     if llm.info.loading:
         notice(f"weights: {llm.info.loading}")
     notice(f"sampling defaults: {defaults} ({llm.default_sampling_origin})")
+    _print_tool_calls(app)
     url = _url(config, listener)
     ready = f"ready on {url if config.uds is None else config.uds}"
     if config.log_format == "json":
@@ -200,6 +205,13 @@ def _print_start(llm: AsyncLLM, app: Starlette, listener: socket.socket) -> None
     notice(f"{ready}; try")
     for line in _examples(llm, config, url, name):
         notice(f"  {line}")
+
+
+def _print_tool_calls(app: Starlette) -> None:
+    calling = app.state.front.tool_calling
+    if calling is not None:
+        unseen = "" if calling.is_shown else "; but the chat template leaves a request's tools out of the prompt"
+        notice(f"tool calls: {calling.name}{unseen}")
 
 
 def _url(config: ServerConfig, listener: socket.socket) -> str:

@@ -14,6 +14,7 @@ from octavo.server.exchange import json_response, read
 from octavo.server.generation import LONG_TEXT, beside, encode
 from octavo.server.messages import chat_prompt
 from octavo.server.protocol import DetokenizeRequest, TokenizeRequest
+from octavo.server.tools import chat_tools
 
 if TYPE_CHECKING:
     from octavo.server.front import Front
@@ -29,7 +30,8 @@ async def tokenize(front: Front, request: Request) -> Response:
         add_special_tokens = True if asked.add_special_tokens is None else asked.add_special_tokens
         (token_ids,) = await encode(front, [asked.prompt], add_special_tokens=add_special_tokens)
     else:
-        token_ids = await chat_prompt(front, asked, add_special_tokens=asked.add_special_tokens or False)
+        tools = chat_tools(front, asked)
+        token_ids = await chat_prompt(front, asked, tools, add_special_tokens=asked.add_special_tokens or False)
     record: answers.Tokens = {
         "count": len(token_ids),
         "max_model_len": front.llm.info.max_model_len,

@@ -74,6 +74,11 @@ class Tokenizer:
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.backend.token_to_id(token)
 
+    def special_ids_of(self, tokens: Iterable[str]) -> list[int]:
+        """The ids of those `tokens` that are special ones."""
+        ids = map(self._id_of, tokens)
+        return [i for i in ids if i is not None and i in self.special_ids]
+
     @cached_property
     def vocab_size(self) -> int:
         """The highest id that has a token, plus 1 (there may be holes below it)."""
