@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -85,6 +84,11 @@ def packed_cache_folder(config: EngineConfig) -> Path | None:
     return Path(folder).expanduser().absolute() / "packed"
 
 
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The types that an option's hint allows."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+
+
 def _check_types(config: Any) -> None:
     """Paths become texts. What the command line reads has its type already; keywords may have any."""
     hints = typing.get_type_hints(type(config))
@@ -93,10 +97,9 @@ def _check_types(config: Any) -> None:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
             object.__setattr__(config, f.name, value)
-        union = typing.get_origin(hints[f.name]) in (typing.Union, types.UnionType)
-        members = typing.get_args(hints[f.name]) if union else (hints[f.name],)
-        if not any(_is_a(value, member) for member in members):
-            allowed = " or ".join(_KINDS[typing.get_origin(m) or m] for m in members if m is not type(None))
+        allowed_types = union_members(hints[f.name])
+        if not any(_is_a(value, each) for each in allowed_types):
+            allowed = " or ".join(_KINDS[typing.get_origin(each) or each] for each in allowed_types if each != NoneType)
             raise ConfigError(f"{f.name} is {value!r}; it must be {allowed}", param=f.name)
 
 
