@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from octavo.config import EngineConfig, ServerConfig
@@ -14,7 +16,15 @@ from octavo.errors import ConfigError
         ("num_threads", 0, r"in \[1, 256\]"),
         ("num_threads", 100000, r"in \[1, 256\]"),
         ("max_num_seqs", 0, "at least 1"),
-        ("max_num_batched_tokens", True, "at least 1"),
+        ("max_num_batched_tokens", True, "an integer"),
+        ("max_num_seqs", 1.5, "an integer"),
+        ("seed", 2**64, "an integer of at most 64 bits"),
+        ("max_model_len", "8k", "an integer of at most 64 bits or a known word"),
+        ("enable_prefix_caching", "no", "true or false"),
+        ("swap_space", "4", "a number"),
+        ("dtype", None, "a text"),
+        ("tokenizer", 5, "a text"),
+        ("pooler_config", 5, "a text or an object"),
         ("gpu_memory_utilization", 1.5, r"in \[0.01, 1.0\]"),
         ("engine_timeout", -1, r"in \[0, 604800\]"),
         ("block_size", 24, "a multiple of 16"),
@@ -39,7 +49,21 @@ def test_blocks_are_kept_on_disk_only_for_the_prefix_cache():
         EngineConfig(kv_offload_dir="kv", enable_prefix_caching=False)
 
 
+def test_a_path_is_a_text():
+    config = EngineConfig(model=Path("a/b.gguf"), packed_cache_dir=Path("/c"))
+    assert (config.model, config.packed_cache_dir) == ("a/b.gguf", "/c")
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300])
+def test_the_grace_of_a_shutdown_is_a_time(seconds):
+    with pytest.raises(ConfigError, match=r"shutdown_timeout is .*; it must be in \[0, 604800\]"):
+        ServerConfig(shutdown_timeout=seconds)
+
+
 def test_server_options():
+    for wrong in ("key", [5], ("key",)):
+        with pytest.raises(ConfigError, match=r"api_key is .*; it must be a list of texts"):
+            ServerConfig(api_key=wrong)
     with pytest.raises(ConfigError, match=r"port is 70000; it must be in \[0, 65535\]"):
         ServerConfig(port=70000)
     with pytest.raises(ConfigError, match=r"ssl_keyfile is 'key\.pem', but there is no ssl_certfile"):

@@ -11,7 +11,7 @@ import pytest
 
 import octavo
 
-HEAVY = {"fastapi", "jinja2", "msgspec", "numpy", "prometheus_client", "pydantic", "rich", "tokenizers", "torch", "zmq"}
+HEAVY = {"jinja2", "msgspec", "numpy", "prometheus_client", "rich", "starlette", "tokenizers", "torch", "uvicorn"}
 
 
 def modules_after(code: str) -> set[str]:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -20,6 +23,19 @@ MAX_TIMEOUT_SECONDS = 7 * 24 * 3600  # a longer one is 0, which means never
 # The formats of tool calls; what reads them is in text/tool_parsers.
 TOOL_CALL_PARSERS = ("granite", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "qwen3_xml")
 MAX_TIER_GIB = 2**20  # a pebibyte: a larger number is a slip, as infinity is
+
+# The types of options, in words.
+_KINDS: Mapping[Any, str] = MappingProxyType(
+    {
+        bool: "true or false",
+        int: "an integer of at most 64 bits",
+        float: "a number",
+        str: "a text",
+        list: "a list of texts",
+        dict: "an object",
+        Literal: "a known word",
+    }
+)
 
 
 def option(
@@ -68,6 +84,39 @@ def packed_cache_folder(config: EngineConfig) -> Path | None:
     return Path(folder).expanduser().absolute() / "packed"
 
 
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """The types that an option's hint allows."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+
+
+def _check_types(config: Any) -> None:
+    """Paths become texts. What the command line reads has its type already; keywords may have any."""
+    hints = typing.get_type_hints(type(config))
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+            object.__setattr__(config, f.name, value)
+        allowed_types = union_members(hints[f.name])
+        if not any(_is_a(value, each) for each in allowed_types):
+            allowed = " or ".join(_KINDS[typing.get_origin(each) or each] for each in allowed_types if each != NoneType)
+            raise ConfigError(f"{f.name} is {value!r}; it must be {allowed}", param=f.name)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """`kind`: a member of an option's type."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return value in typing.get_args(kind)
+    if origin is list:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if kind is int:  # as it goes to the engine's process
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**64
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
+
+
 def _check_choices(config: Any) -> None:
     for f in dataclasses.fields(config):
         choices, value = f.metadata.get("choices"), getattr(config, f.name)
@@ -79,7 +128,7 @@ def _check_range(config: Any, name: str, low: float, high: float = float("inf"))
     value = getattr(config, name)
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+    if not low <= value <= high:  # nor is NaN
         bound = f"at least {low}" if high == float("inf") else f"in [{low}, {high}]"
         raise ConfigError(f"{name} is {value!r}; it must be {bound}", param=name)
 
@@ -208,6 +257,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_choices(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"):
             _check_range(self, name, 1)
@@ -253,7 +303,9 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to bind")
     port: int = option(8000, "port to bind; 0: any free one")
     uds: str | None = option(None, "path of a Unix socket to listen at instead of host and port")
-    root_path: str = option("", "prefix under which a proxy shows the routes, whether it takes it off or not")
+    root_path: str = option(
+        "", "prefix under which a proxy shows the routes, whether it takes it off or not; default: none"
+    )
     ssl_certfile: str | None = option(None, "certificate (chain) in PEM; the server then speaks TLS alone")
     ssl_keyfile: str | None = option(None, "its key in PEM; default: in the certificate's file")
     api_key: list[str] = option(
@@ -309,11 +361,12 @@ class ServerConfig:
     responses_store_bytes: int = option(64 * 1024 * 1024, "most text kept with them", unit="bytes")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_choices(self)
-        if not all(isinstance(key, str) and key.strip() for key in self.api_key):
+        if not all(key.strip() for key in self.api_key):
             raise ConfigError("api_key has an empty key; it would open the server to all", param="api_key")
         _check_range(self, "port", 0, 65535)
-        _check_range(self, "shutdown_timeout", 0)
+        _check_range(self, "shutdown_timeout", 0, MAX_TIMEOUT_SECONDS)
         _check_range(self, "client_timeout", 0.001, MAX_TIMEOUT_SECONDS)
         _check_range(self, "max_body_bytes", 1)
         _check_range(self, "responses_store_size", 1)

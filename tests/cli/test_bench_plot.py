@@ -60,6 +60,11 @@ def test_ticks(largest: float, ticks: list[float] | None) -> None:
 def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.json").write_text('{"latencies": []}')
     assert main(["bench", "plot", str(tmp_path / "x.json"), "--out", "p.svg"]) == 2
-    assert "x.json is no result of `octavo bench step`" in capsys.readouterr().err
+    assert "x.json is no result of `octavo bench step`\n" in capsys.readouterr().err
+    assert main(["bench", "plot", str(tmp_path / "y.json"), "--out", "p.svg"]) == 2
+    assert "y.json cannot be read: No such file or directory\n" in capsys.readouterr().err
+    (tmp_path / "x.json").write_text("{")
+    assert main(["bench", "plot", str(tmp_path / "x.json"), "--out", "p.svg"]) == 2
+    assert "x.json is not JSON: Expecting property name" in capsys.readouterr().err
     assert main(["bench", "plot", str(tmp_path / "x.json"), "--out", "p.png"]) == 2
     assert capsys.readouterr().err == "octavo: error: --out is p.png; its name must end in .svg\n"

@@ -61,5 +61,6 @@ def test_what_octavo_bench_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "table", write(tmp_path / "a.json", {"start_s": 1}), "--against", "b"]) == 2
     assert capsys.readouterr().err == "octavo: error: --against is b; there are: a\n"
-    assert main(["bench", "table", write(tmp_path / "list.json", [])]) == 2
-    assert "list.json holds no figures by name" in capsys.readouterr().err
+    for empty in ([], {}):
+        assert main(["bench", "table", write(tmp_path / "empty.json", empty)]) == 2
+        assert "empty.json holds no figures by name" in capsys.readouterr().err

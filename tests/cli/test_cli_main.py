@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from octavo.cli.main import COMMANDS, main
 from octavo.errors import CheckpointError
 
-HEAVY = ("numpy", "tokenizers", "fastapi", "uvicorn", "pydantic", "msgspec", "zmq", "rich", "jinja2", "huggingface_hub")
+HEAVY = (
+    "numpy",
+    "tokenizers",
+    "starlette",
+    "uvicorn",
+    "msgspec",
+    "prometheus_client",
+    "rich",
+    "jinja2",
+    "huggingface_hub",
+)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +80,18 @@ def test_wrong_line_is_one_line_and_exit_2(argv: list[str], said: str, capsys: p
     assert capsys.readouterr() == ("", f"octavo: error: {said}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["latency"], "--output-json"), (["paging"], "--output-json"), (["paging"], "--plot"), (["plot", "x"], "--out")],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    command: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, said in (("no/x.svg", f": there is no folder {tmp_path / 'no'}"), ("", " is a folder")):
+        assert main(["bench", *command, option, str(tmp_path / name)]) == 2
+        assert f"{option}: {tmp_path / name}{said} (see" in capsys.readouterr().err
+
+
 def test_checkpoint_error_is_exit_1_and_a_traceback_only_on_demand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +119,8 @@ def test_module_runs_as_the_command() -> None:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["octavo"] and facts["cpus_online"] >= 1 and facts["memory_total_gib"] > 0
-    assert "numpy" in facts["packages"]
+    assert {"numpy", "starlette", "uvicorn", "msgspec"} <= facts["packages"].keys()  # as pyproject.toml names them
+    assert not {"pytest", "pydantic"} & facts["packages"].keys()  # only others need these
 
 
 def test_reader_that_leaves_is_no_traceback() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.ops import isa, threads
+from octavo.ops import cgroup, isa, threads
 from octavo.ops.threads import choose_cpus, without_idle_halves
 
 
@@ -45,7 +45,7 @@ def test_the_quota_limits_what_is_left(monkeypatch, work, expected):
     monkeypatch.setattr(threads, "usable_cpus", lambda: [0, 1])
     monkeypatch.setattr(threads, "physical_cpus", lambda cpus: cpus)
     for quota, limit in ((None, 2), (2.5, 2), (1.5, 1), (0.3, 1)):
-        monkeypatch.setattr(threads, "cgroup_quota", lambda quota=quota: quota)
+        monkeypatch.setattr(cgroup, "cpu_quota", lambda quota=quota: quota)
         assert choose_cpus(None, lambda cpus: work if len(cpus) == 2 else 1.0) == expected[:limit]
 
 

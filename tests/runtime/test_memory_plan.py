@@ -9,7 +9,15 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.models.config import ModelConfig
-from octavo.runtime.memory import DEFAULT_KV_LIMIT, GiB, available_memory, kv_block_bytes, plan_memory
+from octavo.ops import cgroup
+from octavo.runtime.memory import (
+    DEFAULT_KV_LIMIT,
+    GiB,
+    available_memory,
+    kv_block_bytes,
+    plan_memory,
+    total_memory,
+)
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -24,7 +32,7 @@ LLAMA = {
 }
 
 
-def plan(model=LLAMA, *, available=8 * GiB, **options):
+def plan(model=LLAMA, *, available=8 * GiB, total=128 * GiB, **options):
     return plan_memory(
         EngineConfig(**options),
         ModelConfig.from_hf(model),
@@ -32,6 +40,7 @@ def plan(model=LLAMA, *, available=8 * GiB, **options):
         weights=300 * 2**20,
         workspace=100 * 2**20,
         available=available,
+        total=total,
     )
 
 
@@ -96,25 +105,26 @@ def test_rope_scaling_stretches_the_limit(rope, default, longest):
         plan(model, max_model_len=longest + 1)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_files_that_a_cgroup_has_read_do_not_count_as_used(monkeypatch, version):
-    folder, prefix = ("memory/", "total_") if version == 1 else ("", "")
-    limit, used = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
-    files = {
-        f"{folder}memory.{limit}": "1000000\n",
-        f"{folder}memory.{used}": "900000\n",
-        f"{folder}memory.stat": f"anon 1\n{prefix}inactive_file 300000\n{prefix}active_file 200000\n",
-    }
+def test_a_group_limits_the_memory(monkeypatch):
+    free, total = available_memory(), total_memory()
+    limits = [cgroup.MemoryLimit(3000, 1000), cgroup.MemoryLimit(2000, 1500)]
+    monkeypatch.setattr(cgroup, "memory_limits", lambda: limits)
+    assert (available_memory(), total_memory()) == (1000, 2000)
+    monkeypatch.setattr(cgroup, "memory_limits", lambda: [cgroup.MemoryLimit(2**60, 2**60)])
+    assert total_memory() >= total and available_memory() < 2**50 and free > 64 * 2**20
 
-    def read(name: str) -> str:
-        if name not in files:
-            raise FileNotFoundError(name)
-        return files[name]
 
-    monkeypatch.setattr("octavo.runtime.memory._cgroup", read)
-    assert available_memory() == 600000
-    files[f"{folder}memory.{limit}"] = "max\n"
-    assert available_memory() > 64 * 2**20
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"kv_cache_memory_bytes": 17 * GiB}, "17.00 GiB"), ({"num_gpu_blocks_override": 60_000}, "20.60 GiB")],
+)
+def test_a_cache_larger_than_the_machine_is_refused_by_its_option(given, named):
+    (param, value) = next(iter(given.items()))
+    with pytest.raises(ConfigError, match=f"{param} is {value}, a KV cache of {named}; there are 16.00 GiB") as error:
+        plan(total=16 * GiB, available=2 * GiB, **given)
+    assert error.value.param == param
+    # What is free at the moment does not count, so that an engine comes back whatever has come meanwhile.
+    assert plan(total=32 * GiB, available=2 * GiB, **given).num_blocks
 
 
 def test_available_memory_is_plausible():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import httpx
@@ -74,6 +75,14 @@ async def test_api_6_a_wrong_content_type_is_a_400(server):
         response = await server.http.post(PATH, content=b'{"prompt": "a"}', headers={"content-type": content_type})
         assert "application/json" in error_of(response, 400)["message"]
     headers = {"content-type": "Application/JSON; charset=utf-8"}
+    assert (await server.http.post(PATH, content=b'{"prompt": "a"}', headers=headers)).status_code == 200
+
+
+async def test_api_6_a_compressed_body_is_refused_by_its_header(server):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = await server.http.post(PATH, content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+    assert error_of(response, 400)["message"] == "Content-Encoding is 'gzip'; a body must not be compressed"
+    headers["content-encoding"] = "identity"
     assert (await server.http.post(PATH, content=b'{"prompt": "a"}', headers=headers)).status_code == 200
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,7 @@ _CPU_FLAGS = (
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx_vnni",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8",
 )  # fmt: skip
-_PACKAGES = (
-    "numpy", "ml-dtypes", "tokenizers", "huggingface-hub", "jinja2", "msgspec", "fastapi", "uvicorn",
-    "pydantic", "prometheus-client", "rich", "torch", "transformers",
-)  # fmt: skip
+_MORE_PACKAGES = ("torch", "transformers")  # not octavo's own, but often of interest
 
 
 def run(argv: list[str]) -> int:
@@ -37,7 +35,7 @@ def collect() -> dict[str, Any]:
     """All facts, by name. None where the machine does not say."""
     cpu = _cpuinfo()
     flags = set(cpu.get("flags", "").split())
-    from octavo.ops import threads
+    from octavo.ops import cgroup, threads
 
     return {
         "octavo": octavo.__version__,
@@ -48,7 +46,7 @@ def collect() -> dict[str, Any]:
         "cpu_flags": [flag for flag in _CPU_FLAGS if flag in flags],
         "cpus_online": os.cpu_count(),
         "cpus_allowed": len(threads.usable_cpus()),
-        "cpu_quota": threads.cgroup_quota(),
+        "cpu_quota": cgroup.cpu_quota(),
         "kernel_threads": len(threads.choose_cpus()),
         "memory_total_gib": _meminfo("MemTotal"),
         "memory_available_gib": _meminfo("MemAvailable"),
@@ -95,15 +93,11 @@ def _meminfo(name: str) -> float | None:
     return None
 
 
-def _cgroup(name: str) -> str:
-    """A limit of this process's own group (cgroup version 2), or of the root that a container sees."""
-    own = _read("/proc/self/cgroup").partition("::")[2].strip().strip("/")
-    return (_read(f"/sys/fs/cgroup/{own}/{name}") or _read(f"/sys/fs/cgroup/{name}")).strip()
-
-
 def _memory_limit() -> float | None:
-    limit = _cgroup("memory.max")
-    return round(int(limit) / 2**30, 2) if limit.isdigit() else None
+    from octavo.ops import cgroup
+
+    limit = min((group.limit for group in cgroup.memory_limits()), default=None)
+    return None if limit is None else round(limit / 2**30, 2)
 
 
 def _packed_cache() -> str | None:
@@ -119,10 +113,16 @@ def _packed_cache() -> str | None:
 
 
 def _packages() -> dict[str, str]:
+    """The versions of what octavo depends on, as far as it is installed."""
     from importlib import metadata
 
+    try:
+        needed = metadata.requires("octavo") or []
+    except metadata.PackageNotFoundError:  # run from its sources
+        needed = []
+    own = [re.split(r"[^\w.-]", line)[0] for line in needed if "extra ==" not in line]
     found = {}
-    for name in _PACKAGES:
+    for name in (*own, *_MORE_PACKAGES):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

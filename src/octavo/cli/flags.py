@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar, cast
 
+from octavo.config import union_members
 from octavo.errors import ConfigError
 
 Config = TypeVar("Config")
@@ -118,8 +119,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
 
 def _members(hint: Any) -> list[Any]:
     """The types that a hint allows, without None."""
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return [member for member in (typing.get_args(hint) if union else (hint,)) if member is not type(None)]
+    return [member for member in union_members(hint) if member is not types.NoneType]
 
 
 def _kind(hint: Any) -> type:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from octavo.errors import ConfigError
@@ -54,6 +56,19 @@ class Parser(argparse.ArgumentParser):
             name, equals, value = word.partition("=")
             self.option(name)
             yield name.replace("_", "-") + equals + value
+
+
+def output_file(text: str) -> Path:
+    """The type of an option that names a file to write: what is wrong with it is said before minutes go into what
+    should stand there."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -31,7 +31,14 @@ from octavo.ops.cpu import CpuBackend
 from octavo.quant.formats import WeightFormats, choose_formats
 from octavo.runtime.fingerprint import fingerprint
 from octavo.runtime.kv_cache import KVStorage
-from octavo.runtime.memory import GiB, MemoryPlan, available_memory, plan_memory, workspace_bytes
+from octavo.runtime.memory import (
+    GiB,
+    MemoryPlan,
+    available_memory,
+    plan_memory,
+    total_memory,
+    workspace_bytes,
+)
 from octavo.runtime.offload import DiskStore
 from octavo.runtime.program import EagerExecutor, ProgramExecutor
 from octavo.runtime.runner import Executor, Runner
@@ -56,6 +63,7 @@ def build_engine(config: EngineConfig) -> Engine:
         weights=weight_bytes(checkpoint, model_config, formats),
         workspace=workspace_bytes(model_config, config.max_num_batched_tokens),
         available=available_memory(),
+        total=total_memory(),
     )
     model_config.check_max_model_len(plan.max_model_len)
     backend = CpuBackend(variant=variant, num_threads=config.num_threads)

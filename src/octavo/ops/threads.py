@@ -10,33 +10,18 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo.ops import cgroup
+
 logger = logging.getLogger(__name__)
 
 # All CPUs together get at least so many times the work done of half of them, or the other half is no use. Two cores
 # reach 1.6 to 2, two threads of one core 1 to 1.1.
 WORTHWHILE = 1.25
 
-_CGROUP = Path("/sys/fs/cgroup")
-
 
 def usable_cpus() -> list[int]:
     """The CPUs that this process may run on, ascending."""
     return sorted(os.sched_getaffinity(0))
-
-
-def cgroup_quota() -> float | None:
-    """The CPU quota of this process's cgroup (v2, then v1), in CPUs; None: no limit."""
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota_us = int((_CGROUP / "cpu/cpu.cfs_quota_us").read_text())
-        period_us = int((_CGROUP / "cpu/cpu.cfs_period_us").read_text())
-        return None if quota_us <= 0 else quota_us / period_us
-    except (OSError, ValueError):
-        return None
 
 
 def physical_cpus(cpus: list[int]) -> list[int]:
@@ -64,7 +49,7 @@ def choose_cpus(num_threads: int | None = None, measure_work: Callable[[list[int
     cores = physical_cpus(cpus)
     if measure_work is not None:
         cores = without_idle_halves(cores, measure_work)
-    quota = cgroup_quota()
+    quota = cgroup.cpu_quota()
     return cores if quota is None else cores[: max(1, math.floor(quota))]
 
 

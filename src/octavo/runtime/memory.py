@@ -9,6 +9,7 @@ from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.models.config import ModelConfig
+from octavo.ops import cgroup
 from octavo.ops.api import CacheDType
 from octavo.runtime.offload import MAX_QUEUED_BYTES
 from octavo.runtime.program import MAX_LOGITS
@@ -53,10 +54,18 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, model: ModelConfig, kv_dtype: CacheDType, *, weights: int, workspace: int, available: int
+    config: EngineConfig,
+    model: ModelConfig,
+    kv_dtype: CacheDType,
+    *,
+    weights: int,
+    workspace: int,
+    available: int,
+    total: int,
 ) -> MemoryPlan:
-    """`weights`, `workspace`: bytes they will take; `available`: free memory, in bytes. Raises ConfigError where the
-    context does not fit the KV cache, naming the size needed, the size available and the longest that fits."""
+    """`weights`, `workspace`: bytes they will take; `available`, `total`: free memory and all memory, in bytes. Raises
+    ConfigError where the context does not fit the KV cache, naming the size needed, the size available and the longest
+    that fits, and for a KV cache larger than the machine."""
     block_bytes = kv_block_bytes(model, config.block_size, kv_dtype)
     tiers = (0 if config.swap_dir else int(config.swap_space * GiB)) + (
         MAX_QUEUED_BYTES if config.kv_offload_dir else 0
@@ -81,6 +90,7 @@ def plan_memory(
             "--kv-cache-memory-bytes or --gpu-memory-utilization)",
             param="max_model_len",
         )
+    _check_total(config, num_blocks * block_bytes, total)
     return MemoryPlan(weights, workspace, tiers, num_blocks, config.block_size, block_bytes, wanted, num_slots)
 
 
@@ -119,6 +129,20 @@ def _kv_budget(config: EngineConfig, left: int, available: int) -> int:
     return min(left - int(available * (1 - DEFAULT_UTILIZATION)), DEFAULT_KV_LIMIT)
 
 
+def _check_total(config: EngineConfig, kv_bytes: int, total: int) -> None:
+    """A size that was given is taken as it is, whatever is free at the moment: others may end, and an engine that is
+    started again gets as many blocks as the first one. But memory is taken as it fills, so one that can never be there
+    would end the engine long after its start."""
+    if kv_bytes <= total:
+        return
+    param = "kv_cache_memory_bytes" if config.num_gpu_blocks_override is None else "num_gpu_blocks_override"
+    raise ConfigError(
+        f"{param} is {getattr(config, param)}, a KV cache of {_size(kv_bytes)}; there are {_size(total)} of memory in "
+        "all",
+        param=param,
+    )
+
+
 def _wanted_length(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_model_len in (None, "auto"):
         # Dynamic scaling is fixed at load for the chosen length, and at the original one it scales nothing.
@@ -146,29 +170,18 @@ def _longest(model: ModelConfig) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: what the kernel calls available, within the cgroup's limit.
+    """Bytes that this process may still take: what the kernel calls available, within the limits of its cgroups."""
+    return min([_meminfo("MemAvailable"), *(group.num_free for group in cgroup.memory_limits())])
 
-    A cgroup counts the file pages that it has read (a downloaded checkpoint, say) as used; the kernel takes those back
-    before it refuses memory to anybody.
-    """
+
+def total_memory() -> int:
+    """Bytes that this process could take if nothing else ran."""
+    return min([_meminfo("MemTotal"), *(group.limit for group in cgroup.memory_limits())])
+
+
+def _meminfo(name: str) -> int:
     info = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(info["MemAvailable"].split()[0]) * 1024
-    for limit, used, stat, prefix in (
-        ("memory.max", "memory.current", "memory.stat", ""),  # cgroup v2
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),  # v1
-    ):
-        try:
-            pages = dict(line.split() for line in _cgroup(stat).splitlines())
-            files = int(pages[f"{prefix}inactive_file"]) + int(pages[f"{prefix}active_file"])
-            free = min(free, int(_cgroup(limit)) - int(_cgroup(used)) + files)
-            break
-        except (OSError, ValueError, KeyError):  # no such file or line, or "max"
-            continue
-    return max(0, free)
-
-
-def _cgroup(name: str) -> str:
-    return (Path("/sys/fs/cgroup") / name).read_text()
+    return int(info[name].split()[0]) * 1024
 
 
 def _size(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""A request's body, from the socket to a dict: Content-Type, size, encoding, JSON. Knows no field."""
+"""A request's body, from the socket to a dict: Content-Type, Content-Encoding, size, JSON. Knows no field."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise InvalidRequestError(f"Content-Type is {content_type[:100]!r}; it must be 'application/json'")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise InvalidRequestError(f"Content-Encoding is {encoding[:100]!r}; a body must not be compressed")
     body = await _read(request, max_bytes)
     if not body:
         raise InvalidRequestError("the body is empty; it must be a JSON object", code="invalid_json")

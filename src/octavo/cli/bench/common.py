@@ -8,11 +8,10 @@ import dataclasses
 import random
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from octavo.cli.flags import add_config_flags, config_from_args, flag_name, parse_count
-from octavo.cli.parser import Parser
+from octavo.cli.parser import Parser, output_file
 from octavo.cli.serve import MODEL_HELP
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
@@ -48,7 +47,7 @@ def add_count_options(parser: Parser, counts: Sequence[tuple[str, int | Counts, 
             group.add_argument(
                 flag, type=parse_counts, default=default, metavar="N,N,…", help=f"{text} (default: {shown})"
             )
-    group.add_argument("--output-json", type=Path, metavar="FILE", help="write all figures to this file")
+    group.add_argument("--output-json", type=output_file, metavar="FILE", help="write all figures to this file")
     return group
 
 

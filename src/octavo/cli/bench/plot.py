@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.cli.bench.report import read_json
 from octavo.cli.bench.svg import COLOURS, check_name, even_ticks, page, scale, text
-from octavo.cli.parser import Parser
+from octavo.cli.parser import Parser, output_file
 from octavo.errors import ConfigError
 
 WIDTH, HEIGHT = 960, 392
@@ -33,7 +33,7 @@ def run(argv: list[str]) -> int:
     parser = Parser("octavo bench plot", "Draw what `octavo bench step` measured.", "FILE... --out FILE.svg")
     about = "JSON of `octavo bench step`; files of one model and setting make one line"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=about)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the picture, .svg")
+    parser.add_argument("--out", type=output_file, required=True, metavar="FILE", help="the picture, .svg")
     args = parser.parse_args(argv)
     check_name("--out", args.out)
     found: dict[str, dict[tuple[int, int], dict[str, Any]]] = {}  # one point for each size: the last file's
@@ -47,12 +47,12 @@ def run(argv: list[str]) -> int:
 
 def read(path: Path) -> tuple[str, list[dict[str, Any]]]:
     """The name of what was measured, and its points."""
+    record = read_json(path)
     try:
-        record = json.loads(path.read_text())
         points: list[dict[str, Any]] = record["points"]
         engine = record["engine"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no result of `octavo bench step`: {error!r}") from None
+    except (KeyError, TypeError):
+        raise ConfigError(f"{path} is no result of `octavo bench step`") from None
     settings = (engine.get(name) for name in ("dtype", "quantization", "activation_dtype", "kv_cache_dtype"))
     return " ".join([Path(engine["model"]).name, *(s for s in settings if s not in (None, "auto"))]), points
 

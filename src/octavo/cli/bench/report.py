@@ -14,6 +14,7 @@ from typing import Any
 
 import octavo
 from octavo.config import EngineConfig
+from octavo.errors import ConfigError
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -58,6 +59,16 @@ def write_json(args: argparse.Namespace, figures: dict[str, Any], config: Engine
         **figures,
     }
     args.output_json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote, or another program. Raises ConfigError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
 
 
 def machine() -> dict[str, Any]:

@@ -6,13 +6,13 @@ A file is one run of one engine, or holds several runs by name. Files that diffe
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo.cli.bench.report import read_json
 from octavo.cli.parser import Parser
 from octavo.errors import ConfigError
 
@@ -59,13 +59,10 @@ def run(argv: list[str]) -> int:
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """The runs in a file, by engine."""
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    if not isinstance(record, dict):
+    record = read_json(path)
+    if not isinstance(record, dict) or not record:
         raise ConfigError(f"{path} holds no figures by name")
-    several = record and all(isinstance(value, dict) for value in record.values())
+    several = all(isinstance(value, dict) for value in record.values())
     return record if several else {path.name.partition(".")[0]: record}
 
 

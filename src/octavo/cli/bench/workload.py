@@ -55,7 +55,8 @@ def jobs_of_file(name: str, path: Path, count: int, *, output_len: int | None, s
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--dataset-path is {str(path)!r}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--dataset-path is {str(path)!r}: {reason}") from error
     jobs = list((_custom_jobs if name == "custom" else _sharegpt_jobs)(text, output_len, path))
     if not jobs:
         raise ConfigError(f"--dataset-path is {str(path)!r}: it has no requests")

@@ -32,7 +32,7 @@ from octavo.cli.bench.paging.sharing import CONCENTRATION, Blocks, beams, parall
 from octavo.cli.bench.paging.steps import Account, play
 from octavo.cli.bench.report import show_table, write_json
 from octavo.cli.bench.svg import check_name
-from octavo.cli.parser import Parser
+from octavo.cli.parser import Parser, output_file
 from octavo.errors import ConfigError
 
 PLACES = ("buddy", "first-fit")
@@ -71,7 +71,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--lengths", type=Path, metavar="FILE", help="a CSV file with the columns input,output (tokens)")
     text = "what finds contiguous slots (default: buddy)"
     group.add_argument("--allocator", choices=PLACES, default=PLACES[0], help=text)
-    group.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures into this file, .svg")
+    group.add_argument("--plot", type=output_file, metavar="FILE", help="draw the figures into this file, .svg")
     counted = ("num_blocks", "block_size", "num_requests", "num_sampled", "num_searches")
     args = parse_args(parser, argv, {**dict.fromkeys(counted, 1), "max_model_len": 2, "widths": 2, "seed": 0})
     if args.plot is not None:

@@ -95,7 +95,8 @@ def read(path: Path, max_model_len: int) -> list[Length]:
                 raise ConfigError(f"{path}, line 1: there is no column {missing[0]!r}; columns are input,output")
             lengths = [_length(row, f"{path}, line {rows.line_num}", max_model_len) for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--lengths: {path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--lengths: {path} cannot be read: {reason}") from None
     if not lengths:
         raise ConfigError(f"--lengths: {path} has no requests")
     return lengths
