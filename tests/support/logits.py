@@ -45,10 +45,13 @@ def reference_logits(
     variant: str = "",
 ) -> Logits:
     """float32 [T, vocab] by the reference ops; `formats` of the matrices other than plain, `variant`: the instruction
-    set whose way of unpacking counts."""
+    set whose way of unpacking and of making powers counts."""
     checkpoint = open_checkpoint(path)
     config = ModelConfig.from_hf(checkpoint.config)
-    backend, ops = ReferenceBackend(unpacks_in_halves=variant in isa.UNPACKS_IN_HALVES), ReferenceOps()
+    ops = ReferenceOps()
+    backend = ReferenceBackend(
+        unpacks_in_halves=variant in isa.UNPACKS_IN_HALVES, short_powers=variant in isa.SHORT_POWERS
+    )
     model = load_model(
         checkpoint,
         config,
