@@ -85,7 +85,7 @@ class AttentionPlan {
 
   std::vector<Item> items_;
   std::vector<int64_t> merge_groups_;
-  int64_t rows_at_once_ = 1;  // of a chunk, in an item
+  int64_t rows_at_once_ = 1;   // of a chunk, in an item
   std::vector<Queue> queues_;  // what is for all workers, then the decoding rows of each
   std::vector<Round> rounds_;  // of each worker
   int64_t num_partials_ = 0, partial_size_ = 0;
