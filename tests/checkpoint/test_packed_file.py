@@ -50,6 +50,15 @@ def test_matrices_come_back_where_they_were_placed(tmp_path: Path, backend: CpuB
     assert offset == length - END_BYTES and list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_is_shorter_than_it_was_is_an_error(tmp_path: Path, backend: CpuBackend) -> None:
+    path = tmp_path / "a.packed"
+    path.write_bytes(bytes(5 * 2**20))
+    with path.open("rb") as file:
+        assert len(backend.read_packed(file.fileno(), 5 * 2**20).data) == 5 * 2**20
+        with pytest.raises(OSError, match="Input/output error"):
+            backend.read_packed(file.fileno(), 5 * 2**20 + 1)
+
+
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, backend: CpuBackend) -> None:
     path = tmp_path / "a.packed"
     length = write(path, backend)

@@ -18,6 +18,7 @@ what is built on it. Knows no HTTP and no request.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -56,7 +57,7 @@ class NotACall(Exception):
     """What was read is no call, or is none from here on."""
 
 
-class ToolParser:
+class ToolParser(ABC):
     """`tools` are those that may be called: their names, and the JSON schemas of their parameters."""
 
     # Markers that a vocabulary may have as special tokens: their text is to be shown.
@@ -95,9 +96,9 @@ class ToolParser:
             events.append(Content("".join(self._blanks)))
         return events
 
+    @abstractmethod
     def read(self) -> Steps[None]:
         """Reads all there will be."""
-        raise NotImplementedError
 
     def _go(self) -> list[Event]:
         """The new events; of neighbours of one kind, one."""
