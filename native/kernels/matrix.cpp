@@ -130,16 +130,30 @@ size_t Matrix::lay_out(const std::vector<MatrixSource>& sources, Storage storage
     s.offset = bytes;
     bytes += static_cast<size_t>(s.end_panel - s.first_panel) * s.panel_bytes;
   }
-  if (!has_blocks()) bytes = static_cast<size_t>(num_panels() * panel_bytes());
+  if (!has_blocks()) bytes = (has_header() ? sizeof(Header) : 0) + static_cast<size_t>(num_panels() * panel_bytes());
   if (dtype_ == DType::kInt16) bytes += static_cast<size_t>(num_steps() * step()) * sizeof(float);
   return bytes;
 }
 
 // Packs all panels. read(n, values, coded) gives row n: its values, or (`reads_values` false) its codes.
 template <class Read>
-void Matrix::pack(ThreadPool& pool, bool reads_values, Read read) {
-  const int64_t padded = num_steps() * step();
+void Matrix::pack(ThreadPool& pool, Arena& arena, bool reads_values, Read read) {
   if (dtype_ == DType::kInt16) choose_channel_scales(read);
+  compact_ = has_header() && num_values() <= CompactException::kMaxValues;
+  Exceptions exceptions(compact_ ? static_cast<size_t>(num_panels()) : 0);
+  pack_panels(pool, reads_values, read, exceptions);
+  if (!compact_) return;
+  if (keep(exceptions)) {
+    arena.shrink(memory_, compact_bytes());
+  } else {
+    compact_ = false;
+    pack_panels(pool, reads_values, read, exceptions);
+  }
+}
+
+template <class Read>
+void Matrix::pack_panels(ThreadPool& pool, bool reads_values, Read read, Exceptions& exceptions) {
+  const int64_t padded = num_steps() * step();
   for_each_panel(pool, num_panels(), padded, [&](int64_t p, const PanelRows& rows) {
     if (!has_blocks()) std::memset(rows.values, 0, static_cast<size_t>(kColumns * padded) * sizeof(float));
     const int64_t scales = has_blocks() ? num_scales(block_type(p)) : 0;
@@ -153,6 +167,8 @@ void Matrix::pack(ThreadPool& pool, bool reads_values, Read read) {
       pack_block_panel(p, rows.coded);
     else if (dtype_ == DType::kInt16)
       pack_int8_panel(p, rows.values);
+    else if (compact_)
+      exceptions[static_cast<size_t>(p)] = pack_compact(p, rows.values);
     else
       pack_panel(p, rows.values);
   });
@@ -163,7 +179,7 @@ Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& 
     : Matrix(total_rows(sources), columns, dtype, std::move(bias)) {
   memory_ = arena.allocate(lay_out(sources, storage));
   const bool splits = storage == Storage::kBlocks && has_blocks();
-  pack(pool, !splits, [&](int64_t n, float* values, const CodedRow& coded) {
+  pack(pool, arena, !splits, [&](int64_t n, float* values, const CodedRow& coded) {
     auto source = sources.begin();
     for (; n >= source->rows; ++source) n -= source->rows;
     const uint8_t* row = source->row(n, columns);
@@ -174,11 +190,19 @@ Matrix::Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& 
 Matrix Matrix::packed(std::shared_ptr<const Memory> memory, size_t offset, const std::vector<MatrixSource>& sources,
                       int64_t columns, DType dtype, Storage storage, std::vector<float> bias) {
   Matrix matrix(total_rows(sources), columns, dtype, std::move(bias));
-  const size_t bytes = matrix.lay_out(sources, storage);
-  if (offset > memory->bytes() || bytes > memory->bytes() - offset)
-    throw std::invalid_argument("the packed weights end before this matrix does");
-  void* data = memory->as<uint8_t>() + offset;
-  matrix.memory_ = {std::move(memory), data, bytes};
+  const size_t left = memory->bytes() - std::min(offset, memory->bytes());
+  const auto checked = [&](size_t bytes) {
+    if (bytes > left) throw std::invalid_argument("the packed weights end before this matrix does");
+    return bytes;
+  };
+  size_t bytes = matrix.lay_out(sources, storage);
+  matrix.memory_ = {memory, memory->as<uint8_t>() + offset, 0};
+  if (matrix.has_header() && checked(sizeof(Header)) && matrix.data<Header>()->compact) {
+    matrix.compact_ = true;
+    checked(matrix.bytes_before_exceptions());
+    bytes = matrix.compact_bytes();
+  }
+  matrix.memory_.bytes = checked(bytes);
   return matrix;
 }
 
@@ -186,24 +210,28 @@ Matrix Matrix::random(ThreadPool& pool, Arena& arena, int64_t rows, int64_t colu
                       uint64_t seed, float scale) {
   Matrix matrix(rows, columns, dtype, {});
   matrix.memory_ = arena.allocate(matrix.lay_out({{nullptr, SourceType::kF32, rows, nullptr}}, storage));
-  matrix.pack(pool, true,
+  matrix.pack(pool, arena, true,
               [&](int64_t n, float* values, const CodedRow&) { random_row(seed, n, columns, scale, values); });
   return matrix;
 }
 
 void Matrix::pack_panel(int64_t p, const float* rows) {
-  const int64_t steps = num_steps(), padded = steps * step();
   if (holds_float32()) {
+    const int64_t padded = num_steps() * step();
     float* out = const_cast<float*>(panel<float>(p));
     for (int64_t k = 0; k < padded; ++k)
       for (int64_t c = 0; c < kColumns; ++c) *out++ = rows[c * padded + k];
     return;
   }
-  // Round first, in one straight loop; then interleave pairs.
+  interleave_pairs(rows, const_cast<bf16*>(panel<bf16>(p)));
+}
+
+// Rounds first, in one straight loop; then interleaves pairs.
+void Matrix::interleave_pairs(const float* rows, bf16* out) const {
+  const int64_t steps = num_steps(), padded = 2 * steps;
   struct RoundScratch;
   bf16* rounded = scratch<RoundScratch, bf16>(kColumns * padded);
   for (int64_t i = 0; i < kColumns * padded; ++i) rounded[i] = to_bf16(rows[i]);
-  bf16* out = const_cast<bf16*>(panel<bf16>(p));
   for (int64_t s = 0; s < steps; ++s)
     for (int64_t c = 0; c < kColumns; ++c, out += 2) std::memcpy(out, rounded + c * padded + 2 * s, 2 * sizeof(bf16));
 }
@@ -336,6 +364,8 @@ void Matrix::row(int64_t n, float* out) const {
     const float scale = int8_columns(p).scales[c];
     for (int64_t k = 0; k < columns_; ++k)
       out[k] = scale * static_cast<float>(in[k / 4 * kColumns * 4 + k % 4]) * channel_scales()[k];
+  } else if (is_compact()) {
+    compact_row(p, c, out);
   } else {
     const bf16* in = panel<bf16>(p) + 2 * c;
     for (int64_t k = 0; k < columns_; ++k) out[k] = to_float(in[k / 2 * kColumns * 2 + k % 2]);

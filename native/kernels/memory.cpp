@@ -56,6 +56,11 @@ Arena::Piece Arena::allocate(size_t bytes) {
   return piece;
 }
 
+void Arena::shrink(Piece& piece, size_t bytes) {
+  used_ -= round_up_to(piece.bytes, 64) - round_up_to(bytes, 64);
+  piece.bytes = bytes;
+}
+
 Memory::~Memory() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }

@@ -1,4 +1,5 @@
-// From a group of a block panel (octavo/matrix.h) to sixteen steps of a plain bfloat16 panel. Packed weights are thus
+// From a group of a block panel (octavo/matrix.h), or a block of a compact one, to sixteen steps of a plain bfloat16
+// panel. Packed weights are thus
 // read at a quarter or half of the bytes and then multiplied by the same tiles. In half precision where the variant has
 // that; else in float32, which gives the bits that the matrix would have had, had it been unpacked at load.
 #pragma once
@@ -9,6 +10,9 @@
 #include "tiles/tile.h"
 #ifdef __AVX512FP16__
 #include "tiles/unpack_halves.h"
+#endif
+#ifdef __AMX_BF16__
+#include "tiles/unpack_compact.h"
 #endif
 
 namespace octavo {
@@ -80,9 +84,13 @@ struct GroupUnpacker {
 
 #endif
 
-// Calls f(unpack) where unpack(g, out) unpacks group g of panel p; `ahead`: bytes by which to fetch the stream early.
+// Calls f(unpack) where unpack(g, out) unpacks group g of panel p, in ascending order from `first` on; `ahead`: bytes
+// by which to fetch the stream early.
 template <class F>
-void with_unpacker(const Matrix& weight, int64_t p, int64_t ahead, F&& f) {
+void with_unpacker(const Matrix& weight, int64_t p, [[maybe_unused]] int64_t first, int64_t ahead, F&& f) {
+#ifdef __AMX_BF16__
+  if (weight.is_compact()) return f(CompactUnpacker(weight, p, first, ahead));
+#endif
   with_block_format(weight.block_type(p), [&]<class Format>(Format) {
     using Unpacker = GroupUnpacker<Format>;
     f([panel = weight.block_panel(p), ahead](int64_t g, bf16* out)
@@ -93,7 +101,7 @@ void with_unpacker(const Matrix& weight, int64_t p, int64_t ahead, F&& f) {
 // Groups [begin, end) of panel p.
 inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end, int64_t ahead, bf16* out) {
   constexpr int64_t kSize = Matrix::kBlockSteps * Matrix::kPanelColumns * 2;
-  with_unpacker(weight, p, ahead, [&](auto unpack) {
+  with_unpacker(weight, p, begin, ahead, [&](auto unpack) {
     for (int64_t g = begin; g < end; ++g, out += kSize) unpack(g, out);
   });
 }

@@ -19,6 +19,7 @@ def choose(has_blocks: bool = False, variant: str = "x86_v4_bf16", **options: An
 def test_plain_weights_keep_their_dtype() -> None:
     for dtype in ("float32", "bfloat16"):
         assert choose(dtype=dtype) == WeightFormats.plain(dtype)
+        assert choose(dtype=dtype, variant="amx") == WeightFormats.plain(dtype, compact=True)
 
 
 def test_a_quantised_checkpoint_stays_packed_unless_float32_is_asked_for() -> None:
@@ -27,7 +28,8 @@ def test_a_quantised_checkpoint_stays_packed_unless_float32_is_asked_for() -> No
 
 
 def test_activations_follow_the_machine_and_then_the_option() -> None:
-    assert choose(has_blocks=True, variant="amx").layers == MatrixFormat("bfloat16", "blocks", in_halves=True)
+    amx = MatrixFormat("bfloat16", "blocks", in_halves=True, compact=True)
+    assert choose(has_blocks=True, variant="amx").layers == amx
     assert choose(has_blocks=True, variant="x86_v3").layers.dtype == "int8"
     assert choose(has_blocks=True, variant="amx", activation_dtype="int8").layers.dtype == "int8"
     assert choose(has_blocks=True, activation_dtype="bfloat16").layers.dtype == "bfloat16"
@@ -68,6 +70,10 @@ def test_bits() -> None:
     assert MatrixFormat("int8", "blocks").bits("F16") == 16.0
     assert MatrixFormat("bfloat16", "plain").bits("Q4_1") == 16.0
     assert [MatrixFormat("float32", "plain").bits(type) for type in ("BF16", "F16", "Q4_1")] == [16.0, 32.0, 32.0]
+    compact = [MatrixFormat(dtype, "plain", compact=True) for dtype in ("bfloat16", "float32")]
+    assert [form.bits("BF16") for form in compact] == [12.2, 12.2]
+    assert [form.bits("F16") for form in compact] == [12.2, 32.0]
+    assert MatrixFormat("bfloat16", "blocks", True, True).bits("Q4_1") == 5.0
     assert MatrixFormat("int8", "int4").bits("F32") == 5.0
     assert MatrixFormat("bfloat16", "int8").bits("F32") == 8.5
     assert MatrixFormat("int16", "int8_row").bits("F32") == 8.0

@@ -8,6 +8,8 @@
 // packed activations, and the depth of an AMX tile):
 //   float32: a step is 1 k, a vector [16 columns];   bfloat16: 2 k, [16 columns][2 k];   int8: 4 k, [16 columns][4 k]
 // A float32 matrix whose sources are all BF16 is narrow: its panels hold them as they are, in the bfloat16 layout.
+// Panels in the bfloat16 layout are compact (octavo/compact.h) where few of their values are exceptions; behind the
+// panels then stands where each one's exceptions begin, and all of these. A line before the panels tells.
 // Behind the codes of an int8 panel stand the scales of its columns and the sums of their codes (Int8Columns).
 // Block panels keep the integers of a block type. A step is a group of 32 k: first the codes, as the products want them
 // (see CodePlace), then for each scale of a group [32] scales, then [32] minimums where the type has them. What stands
@@ -17,11 +19,13 @@
 
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "octavo/blocks.h"
+#include "octavo/compact.h"
 #include "octavo/decode.h"
 #include "octavo/halves.h"
 #include "octavo/memory.h"
@@ -126,6 +130,9 @@ class Matrix {
 
   // The values of a float32 matrix are all bfloat16's, and kept in half of the bytes.
   bool is_narrow() const { return narrow_; }
+  bool is_compact() const { return compact_; }
+  // Whether products must unpack panels to plain ones.
+  bool needs_unpacking() const { return compact_ || has_blocks(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
   // Of plain panels, and of block panels unpacked to bfloat16; a step is so many k, four bytes of a column.
@@ -162,7 +169,12 @@ class Matrix {
   float input_factor() const { return in_halves() ? HalfScaling::kInputFactor : 1; }
   template <class T>
   const T* panel(int64_t p) const {  // a plain one
-    return reinterpret_cast<const T*>(data<uint8_t>() + p * panel_bytes());
+    return reinterpret_cast<const T*>(panels() + p * panel_bytes());
+  }
+  const uint8_t* compact_panel(int64_t p) const { return panels() + p * panel_bytes(); }
+  std::span<const CompactException> exceptions(int64_t p) const {  // of a compact panel
+    const uint32_t* starts = exception_starts();
+    return {all_exceptions() + starts[p], starts[p + 1] - starts[p]};
   }
   // Of an int8 panel: value = scale * code * that of the channel. `sums`: of all codes of a column.
   struct Int8Columns {
@@ -176,8 +188,9 @@ class Matrix {
   const float* channel_scales() const {
     return reinterpret_cast<const float*>(data<uint8_t>() + num_panels() * panel_bytes());
   }
-  // Of a plain panel.
+  // Of a plain or compact panel.
   int64_t panel_bytes() const {
+    if (compact_) return CompactBlock::panel_bytes(num_values());
     return code_bytes() + (dtype_ == DType::kInt16 ? static_cast<int64_t>(sizeof(Int8Columns)) : 0);
   }
   // Row n (K floats) as it was packed: the embedding of token n, where the matrix is an embedding table.
@@ -199,6 +212,26 @@ class Matrix {
   // Of column c, among the scales of a group.
   int64_t scale_place(int64_t c) const { return in_halves() ? HalfScaling::place(c) : c; }
   bool holds_float32() const { return dtype_ == DType::kFloat32 && !narrow_; }
+  bool holds_bfloat16() const { return !has_blocks() && (dtype_ == DType::kBFloat16 || narrow_); }
+  int64_t num_values() const { return num_steps() * step() * kPanelColumns; }  // of a plain panel
+  // Before the panels of a matrix that may be compact.
+  struct alignas(64) Header {
+    uint64_t compact;
+  };
+  bool has_header() const { return kCompacts && holds_bfloat16(); }
+  const uint8_t* panels() const { return data<uint8_t>() + (has_header() ? sizeof(Header) : 0); }
+  const uint32_t* exception_starts() const {  // [panels + 1], padded to lines
+    return reinterpret_cast<const uint32_t*>(compact_panel(num_panels()));
+  }
+  const CompactException* all_exceptions() const {
+    return reinterpret_cast<const CompactException*>(exception_starts() + round_up(num_panels() + 1, 16));
+  }
+  size_t bytes_before_exceptions() const {
+    return static_cast<size_t>(reinterpret_cast<const uint8_t*>(all_exceptions()) - packed());
+  }
+  size_t compact_bytes() const {
+    return bytes_before_exceptions() + exception_starts()[num_panels()] * sizeof(CompactException);
+  }
   size_t lay_out(const std::vector<MatrixSource>& sources, Storage storage);
   int64_t code_bytes() const { return num_steps() * kPanelColumns * 4; }
   bool make_sections(const std::vector<MatrixSource>& sources, Storage storage);
@@ -211,17 +244,24 @@ class Matrix {
   T* data() const {
     return static_cast<T*>(memory_.data);
   }
+  using Exceptions = std::vector<std::vector<CompactException>>;  // of each panel
   template <class Read>
-  void pack(ThreadPool& pool, bool reads_values, Read read);
+  void pack(ThreadPool& pool, Arena& arena, bool reads_values, Read read);
+  template <class Read>
+  void pack_panels(ThreadPool& pool, bool reads_values, Read read, Exceptions& exceptions);
   void pack_panel(int64_t p, const float* rows_of_panel);
+  void interleave_pairs(const float* rows_of_panel, bf16* plain_panel) const;
+  std::vector<CompactException> pack_compact(int64_t p, const float* rows_of_panel);
+  bool keep(const Exceptions& exceptions);
   template <class Read>
   void choose_channel_scales(Read read);
   void pack_int8_panel(int64_t p, float* rows_of_panel);
   void pack_block_panel(int64_t p, const CodedRow& coded_rows);
+  void compact_row(int64_t p, int64_t c, float* out) const;
 
   int64_t rows_, columns_;
   DType dtype_;
-  bool narrow_ = false;
+  bool narrow_ = false, compact_ = false;
   std::vector<float> bias_;
   std::vector<Section> sections_;  // empty: plain
   Arena::Piece memory_;

@@ -42,6 +42,8 @@ class Arena {
     size_t bytes = 0;
   };
   Piece allocate(size_t bytes);  // zeroed, 64-byte aligned
+  // Gives back the end of the piece that was allocated last, where nothing was written.
+  void shrink(Piece& piece, size_t bytes);
 
  private:
   std::shared_ptr<const Memory> chunk_;

@@ -10,6 +10,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, formats: WeightFor
             form = formats.layers if prefix else formats.rest
             sources = [checkpoint.tensors[prefix + name] for name in shapes if prefix + name in checkpoint.tensors]
             if not keeps_blocks(sources, form.storage):
-                form = MatrixFormat(form.dtype, "plain")
+                form = replace(form, storage="plain")
             mixed = form.storage == "plain" and len({source.type for source in sources}) > 1
             for name, shape in shapes.items():
                 source = checkpoint.tensors.get(prefix + name)

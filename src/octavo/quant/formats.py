@@ -17,7 +17,7 @@ from typing import cast
 from octavo.errors import ConfigError
 from octavo.ops.api import ActivationDType, DType, Storage
 from octavo.ops.decode import BLOCK_TYPES
-from octavo.ops.isa import UNPACKS_IN_HALVES
+from octavo.ops.isa import COMPACTS, UNPACKS_IN_HALVES
 
 # Bits that a packed value takes, with its share of scales and minimums (native/include/octavo/blocks.h). What a whole
 # row has one of is left out.
@@ -36,6 +36,9 @@ BITS = {
 }
 # What the products of octavo/ops/halves.py save: their scales and minimums are halves instead of float32.
 K_BITS_IN_HALVES = {"Q4_K": 5.0, "Q5_K": 9.0, "Q6_K": 9.0}
+# Of bfloat16 in compact panels (native/include/octavo/compact.h), with a share of tables and as many exceptions as there
+# may be. More than these, which no trained matrix has been seen to have, would keep it at 16 bits.
+COMPACT_BITS = 12.2
 TILE_VARIANTS = ("amx",)  # instruction sets with a tile unit for bfloat16
 
 
@@ -44,6 +47,7 @@ class MatrixFormat:
     dtype: ActivationDType  # what a product's inputs are rounded to
     storage: Storage
     in_halves: bool = False  # whether products unpack by way of half precision (octavo/ops/halves.py)
+    compact: bool = False  # whether bfloat16 is kept in twelve bits
 
     def __str__(self) -> str:
         if self.storage == "plain":
@@ -62,7 +66,9 @@ class MatrixFormat:
         if self.storage == "blocks" and source_type in BLOCK_TYPES:
             return (K_BITS_IN_HALVES if self.in_halves else {}).get(source_type, BITS[source_type])
         # float32 products lose nothing where the values of bfloat16 stay what they are.
-        return BITS["F32" if self.dtype == "float32" and source_type != "BF16" else "BF16"]
+        if self.dtype == "float32" and source_type != "BF16":
+            return BITS["F32"]
+        return COMPACT_BITS if self.compact else BITS["BF16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,9 @@ class WeightFormats:
     rest: MatrixFormat
 
     @classmethod
-    def plain(cls, dtype: DType) -> WeightFormats:
+    def plain(cls, dtype: DType, *, compact: bool = False) -> WeightFormats:
         """Every matrix in its compute type."""
-        return cls(MatrixFormat(dtype, "plain"), MatrixFormat(dtype, "plain"))
+        return cls(*[MatrixFormat(dtype, "plain", compact=compact)] * 2)
 
 
 def choose_formats(
@@ -106,7 +112,7 @@ def choose_formats(
             param="activation_dtype",
         )
     if not quantised:
-        return WeightFormats.plain(dtype)
+        return WeightFormats.plain(dtype, compact=variant in COMPACTS)
     if activation_dtype == "auto":
         of_tiles = "int16" if quantization == "int8" else "bfloat16"
         activation_dtype = of_tiles if variant in TILE_VARIANTS else "int8"
@@ -116,5 +122,5 @@ def choose_formats(
     storage = cast(Storage, quantization or "blocks")
     # Four bits are too few for the head: a token's logit is one dot product, and its error is never averaged.
     rest: Storage = "int8" if storage == "int4" else storage
-    in_halves = activations == "bfloat16" and variant in UNPACKS_IN_HALVES
-    return WeightFormats(MatrixFormat(activations, storage, in_halves), MatrixFormat(activations, rest, in_halves))
+    layout = activations == "bfloat16" and variant in UNPACKS_IN_HALVES, variant in COMPACTS
+    return WeightFormats(MatrixFormat(activations, storage, *layout), MatrixFormat(activations, rest, *layout))
