@@ -36,8 +36,8 @@ BITS = {
 }
 # What the products of octavo/ops/halves.py save: their scales and minimums are halves instead of float32.
 K_BITS_IN_HALVES = {"Q4_K": 5.0, "Q5_K": 9.0, "Q6_K": 9.0}
-# Of bfloat16 in compact panels (native/include/octavo/compact.h), with a share of tables and as many exceptions as there
-# may be. More than these, which no trained matrix has been seen to have, would keep it at 16 bits.
+# Of bfloat16 in compact panels (native/include/octavo/compact.h), with its share of tables and as many exceptions as
+# there may be. A matrix with more, which no trained one has been seen to have, takes 16 bits.
 COMPACT_BITS = 12.2
 TILE_VARIANTS = ("amx",)  # instruction sets with a tile unit for bfloat16
 
