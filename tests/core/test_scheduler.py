@@ -98,9 +98,9 @@ def test_a_lone_prompt_takes_the_whole_budget_and_half_of_it_while_another_waits
 def test_several_prompts_share_small_steps_and_end_one_after_the_other():
     scheduler = make_scheduler(max_num_batched_tokens=2048, num_blocks=2000, max_model_len=2000)
     for name in "abcde":
-        add(scheduler, name, 256)
-    assert step(scheduler) == {"a": 256, "b": 256, "c": 256, "d": 256}
-    assert step(scheduler) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 256}
+        add(scheduler, name, 128)
+    assert step(scheduler) == {"a": 128, "b": 128, "c": 128, "d": 128}
+    assert step(scheduler) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 128}
     add(scheduler, "long", 1500)
     assert step(scheduler)["long"] == 1500  # nobody else waits for it to end
 
