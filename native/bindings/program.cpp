@@ -66,6 +66,7 @@ void bind_program(nb::module_& m) {
             self.linear(std::move(name), x, weight, residual ? &*residual : nullptr, out);
           },
           nb::arg("name"), nb::arg("x"), nb::arg("weight"), nb::arg("residual").none(), nb::arg("out"), Keep<4>())
+      .def("logits", &Program::logits, Keep<4>())
       .def("linear_silu_mul", &Program::linear_silu_mul, Keep<4>())
       .def(
           "rope",

@@ -120,7 +120,8 @@ void bind_sampler(nb::module_& m) {
           for (int64_t first = 0; first < count; first += max_logits) {
             const int64_t chunk = std::min(max_logits, count - first);
             program.run_logits(first, chunk);
-            sample(pool, program.view(logits, chunk), rows.data() + first, sampled.data() + first);
+            sample(pool, program.view(logits, chunk), rows.data() + first, sampled.data() + first,
+                   program.logit_maxima());
           }
         }
         return as_tokens(std::move(sampled));

@@ -136,6 +136,11 @@ void linear(View x, const Matrix& weight, const View* residual, View out, const 
   linear_then(x, weight, team.worker.share(weight.num_panels()), 0, StoreTile{weight, residual, out}, team);
 }
 
+void linear_logits(View x, const Matrix& weight, View out, View maxima, const Team& team) {
+  const StoreLogits finish{{weight, nullptr, out}, maxima};
+  linear_then(x, weight, team.worker.share(weight.num_panels()), 0, finish, team);
+}
+
 bool leaves_packed_silu_mul(const Matrix& weight, const Matrix& reader) {
   return weight.dtype() == DType::kBFloat16 && reader.dtype() == DType::kBFloat16;
 }

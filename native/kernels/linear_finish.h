@@ -2,6 +2,7 @@
 // matrix's column scales turn into rows [first_row, first_row + rows) of the output.
 #pragma once
 
+#include "kernels/logit_row.h"
 #include "kernels/packed_rows.h"
 #include "octavo/matrix.h"
 #include "tiles/vec.h"
@@ -59,6 +60,21 @@ struct StoreTile {
         y.store(out.row(first_row + r) + column, n);
       }
     }
+  }
+};
+
+// As StoreTile, and maxima [rows][panels]: the largest of each row of the tile, for the sampler (`maximum`).
+struct StoreLogits {
+  static constexpr int kPanels = 1;
+  StoreTile store;
+  View maxima;
+
+  void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
+    store(tiles, first_row, rows, panel);
+    const int64_t column = panel * Matrix::kPanelColumns;
+    const auto n = static_cast<int32_t>(std::min(Matrix::kPanelColumns, store.weight.rows() - column));
+    for (int64_t row = first_row; row < first_row + rows; ++row)
+      maxima.row(row)[panel] = maximum(store.out.row(row) + column, n);
   }
 };
 

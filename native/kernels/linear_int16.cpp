@@ -92,6 +92,7 @@ void linear_int16(View x, const Matrix& weight, Worker::Range panels, int64_t pa
 }
 
 template void linear_int16(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);
+template void linear_int16(View, const Matrix&, Worker::Range, int64_t, const StoreLogits&, const Team&);
 template void linear_int16(View, const Matrix&, Worker::Range, int64_t, const SiluMulTiles&, const Team&);
 
 }  // namespace octavo

@@ -19,6 +19,7 @@ void linear_int8(View x, const Matrix& weight, Worker::Range panels, int64_t pan
                  const Team& team);
 
 extern template void linear_int8(View, const Matrix&, Worker::Range, int64_t, const StoreTile&, const Team&);
+extern template void linear_int8(View, const Matrix&, Worker::Range, int64_t, const StoreLogits&, const Team&);
 extern template void linear_int8(View, const Matrix&, Worker::Range, int64_t, const SiluMulTiles&, const Team&);
 
 }  // namespace octavo

@@ -9,6 +9,8 @@
 namespace octavo {
 namespace {
 
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr int32_t kPanel = Matrix::kPanelColumns;
 constexpr float kLargestFinite = std::numeric_limits<float>::max();
 constexpr float kSmallestWeight = 1e-37f;  // exp() ends at e^-87, 1.6e-38: what it gives there means 0
 
@@ -23,25 +25,32 @@ double sum_block(const float* w) {
 
 }  // namespace
 
-bool RowScan::read(const float* x, int32_t size) {
+float maximum(const float* x, int32_t count) {
+  Vec top = Vec::set1(-kInfinity);
+  for (int32_t j = 0; j < count; j += 16) {
+    const int rest = count - j;
+    top = max(top, rest >= 16 ? Vec::load(x + j) : first(Vec::load(x + j, rest), rest, -kInfinity));
+  }
+  int32_t not_finite = 0;
+  for (int32_t j = 0; j < count; ++j) not_finite |= !(x[j] <= kLargestFinite);
+  return not_finite ? kNaN : largest(top);
+}
+
+bool RowScan::read(const float* x, int32_t size, const float* panel_maxima) {
   x_ = x;
   size_ = size;
   top_ = -kInfinity;
   block_max_.clear();
-  int32_t not_finite = 0;
+  bool finite = true;
   for (int32_t begin = 0; begin < size; begin += kBlock) {
     const int32_t count = std::min(kBlock, size - begin);
-    Vec top = Vec::set1(-kInfinity);
-    for (int32_t j = 0; j < count; j += 16) {
-      const int rest = count - j;
-      const Vec v = rest >= 16 ? Vec::load(x + begin + j) : first(Vec::load(x + begin + j, rest), rest, -kInfinity);
-      top = max(top, v);
-    }
-    for (int32_t j = 0; j < count; ++j) not_finite |= !(x[begin + j] <= kLargestFinite);
-    block_max_.push_back(largest(top));
-    top_ = std::max(top_, block_max_.back());
+    const bool known = panel_maxima != nullptr && count == kBlock;
+    const float top = known ? maximum(panel_maxima + begin / kPanel, kBlock / kPanel) : maximum(x + begin, count);
+    finite = finite && top == top;
+    block_max_.push_back(top);
+    top_ = std::max(top_, top);
   }
-  return not_finite == 0;
+  return finite;
 }
 
 int32_t RowScan::argmax() const {

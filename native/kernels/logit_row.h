@@ -8,6 +8,8 @@
 #include <limits>
 #include <vector>
 
+#include "octavo/matrix.h"
+
 namespace octavo {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -31,11 +33,15 @@ struct Cutoff {
   int32_t id = std::numeric_limits<int32_t>::max();
 };
 
+// The largest of `count` logits; NaN where one of them is NaN or positive infinity.
+float maximum(const float* x, int32_t count);
+
 // The maximum of a row and of each of its blocks.
 class RowScan {
  public:
   // Reads `size` logits at `x`, which must outlive the scan. False: there is a NaN or a positive infinity.
-  bool read(const float* x, int32_t size);
+  // `panel_maxima`: what `maximum` says of each whole panel of them, where that is known; they need not be read then.
+  bool read(const float* x, int32_t size, const float* panel_maxima = nullptr);
 
   const float* data() const { return x_; }
   int32_t size() const { return size_; }

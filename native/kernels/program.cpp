@@ -90,6 +90,16 @@ void Program::linear(std::string name, Slice x, const Matrix& weight, const Slic
               });
 }
 
+void Program::logits(std::string name, Slice x, const Matrix& weight, Slice out) {
+  const int64_t max_rows = max_rows_[static_cast<int>(Domain::kLogits)], num_panels = weight.num_panels();
+  maxima_memory_.resize(static_cast<size_t>(max_rows * num_panels));
+  maxima_ = {maxima_memory_.data(), max_rows, num_panels, num_panels};
+  push_linear("linear", std::move(name), x, weight, domain(out), [=, this, &weight](const Run&, const Part& part) {
+    const View maxima{maxima_.row(part.rows.begin), part.rows.end - part.rows.begin, num_panels, num_panels};
+    linear_logits(view(x, part), weight, view(out, part), maxima, {pool_, part.worker, shared_.as<void>()});
+  });
+}
+
 void Program::linear_silu_mul(std::string name, Slice x, const Matrix& weight, Slice out) {
   push_linear(
       "linear_silu_mul", std::move(name), x, weight, domain(out), [=, this, &weight](const Run&, const Part& part) {

@@ -145,7 +145,8 @@ void write_processed(float* x, int32_t size, const SamplerRow& row, const Softma
   }
 }
 
-void sample_row(float* x, int32_t vocabulary, const SamplerRow& row, Buffers& buffers, SampledRow& out) {
+void sample_row(float* x, const float* panel_maxima, int32_t vocabulary, const SamplerRow& row, Buffers& buffers,
+                SampledRow& out) {
   const LogprobsMode mode = row.logprobs_mode;
   const int32_t size = std::min(vocabulary, row.num_vocab_tokens);
   const bool wants_raw =
@@ -153,7 +154,7 @@ void sample_row(float* x, int32_t vocabulary, const SamplerRow& row, Buffers& bu
   const bool wants_processed = row.num_logprobs >= 0 && !wants_raw;
   const bool normalised = mode == LogprobsMode::kRawLogprobs || mode == LogprobsMode::kProcessedLogprobs;
   RowScan& scan = buffers.scan;
-  if (!scan.read(x, size) || scan.top() == -kInfinity) {
+  if (!scan.read(x, size, panel_maxima) || scan.top() == -kInfinity) {
     out.error = kNotFinite;
     return;
   }
@@ -204,9 +205,10 @@ void for_rows(ThreadPool& pool, int64_t count, F&& f) {
 
 }  // namespace
 
-void sample(ThreadPool& pool, View logits, const SamplerRow* const* rows, SampledRow* results) {
+void sample(ThreadPool& pool, View logits, const SamplerRow* const* rows, SampledRow* results, View panel_maxima) {
   for_rows(pool, logits.rows, [&](int64_t i, Buffers& buffers) {
-    sample_row(logits.row(i), static_cast<int32_t>(logits.columns), *rows[i], buffers, results[i]);
+    const float* maxima = panel_maxima.data == nullptr ? nullptr : panel_maxima.row(i);
+    sample_row(logits.row(i), maxima, static_cast<int32_t>(logits.columns), *rows[i], buffers, results[i]);
   });
 }
 

@@ -59,7 +59,8 @@ struct SampledRow {
 };
 
 // rows[i] samples from row i of `logits`, which may be overwritten, into results[i]. The threads share the rows.
-void sample(ThreadPool& pool, View logits, const SamplerRow* const* rows, SampledRow* results);
+// `panel_maxima`: of each row, what RowScan::read says; without data where they are not known.
+void sample(ThreadPool& pool, View logits, const SamplerRow* const* rows, SampledRow* results, View panel_maxima = {});
 
 // What row i of `logits`, as the model gave it, says of token_ids[i] (below num_vocab_tokens). Not `normalised`: the
 // logits themselves.

@@ -36,6 +36,10 @@ bool reads_rows_of(const Matrix& weight, const Matrix& other);
 // out = x @ weightᵀ + bias; with `residual` (may be `out` itself): out = residual + that.
 void linear(View x, const Matrix& weight, const View* residual, View out, const Team& team);
 
+// out = linear(x, weight); maxima [rows, panels of the matrix]: the largest of each panel's columns of a row of it, or
+// NaN where one of them is NaN or positive infinity.
+void linear_logits(View x, const Matrix& weight, View out, View maxima, const Team& team);
+
 // out = silu_mul(linear(x, weight)), to the bit, without writing the product. Both halves of the matrix must be whole
 // panels: can_fuse_silu_mul. `out` may be packed for readers with the same blocks of rows:
 // leaves_packed_silu_mul.

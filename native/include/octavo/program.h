@@ -70,6 +70,8 @@ class Program {
   void embedding(const Matrix& table, Slice out);
   void rms_norm(std::string name, Slice x, const float* weight, float eps, Slice out);
   void linear(std::string name, Slice x, const Matrix& weight, const Slice* residual, Slice out);
+  // A linear into logits, whose maxima are kept for the sampler. Once in a program.
+  void logits(std::string name, Slice x, const Matrix& weight, Slice out);
   void linear_silu_mul(std::string name, Slice x, const Matrix& weight, Slice out);
   void rope(Slice x, const float* table, int64_t rotary_dim, int64_t head_dim, Slice out);
   void write_kv(Slice k, Slice v, const KVCache& cache);
@@ -82,6 +84,9 @@ class Program {
 
   void run(const Step& step);                                // the tokens domain
   void run_logits(int64_t first_logit, int64_t num_logits);  // the logits domain; after run, with its step still alive
+
+  // Of the logits that were computed last: [rows, panels], see linear_logits. Without data where there is no `logits`.
+  View logit_maxima() const { return maxima_; }
 
   const std::vector<Instruction>& instructions() const { return instructions_; }
   // Seconds of each instruction so far, summed by worker 0 while profiling is on.
@@ -123,6 +128,8 @@ class Program {
   int64_t rows_worth_sharing_ = 1;  // of each worker
   std::vector<double> seconds_;
   bool profiling_ = false;
+  std::vector<float> maxima_memory_;
+  View maxima_{};
   Memory workspace_;
   Memory shared_;  // of the linears, see Team
   size_t shared_bytes_ = 0;

@@ -140,6 +140,8 @@ class ProgramExecutor:
                 native.embedding(constants["table"], out)
             case "rms_norm":
                 native.rms_norm(self._name(constants["weight"]), inputs[0], constants["weight"], constants["eps"], out)
+            case "linear" if node.output is self._output:
+                native.logits(self._name(constants["weight"]), inputs[0], constants["weight"], out)
             case "linear" | "linear_add":
                 weight, residual = constants["weight"], inputs[1] if node.op == "linear_add" else None
                 native.linear(self._name(weight), inputs[0], weight, residual, out)
