@@ -25,7 +25,7 @@ inline std::span<const uint8_t> packed_groups(const Matrix& weight, int64_t p, i
   const auto groups = [&](const uint8_t* first, int64_t bytes) {
     return std::span(first + begin * bytes, static_cast<size_t>((end - begin) * bytes));
   };
-  if (weight.is_compact()) return groups(weight.compact_panel(p) + CompactBlock::kTableBytes, CompactBlock::kBytes);
+  if (weight.is_compact()) return groups(weight.panel<uint8_t>(p) + CompactBlock::kTableBytes, CompactBlock::kBytes);
   return with_block_format(weight.block_type(p), [&]<class Format>(Format) {
     return groups(weight.block_panel(p), GroupUnpacker<Format>::Group::kBytes);
   });

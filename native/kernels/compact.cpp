@@ -7,19 +7,19 @@
 namespace octavo {
 namespace {
 
-using UpperBytes = std::array<uint8_t, CompactBlock::kUpperBytes>;
+using Table = std::array<uint8_t, CompactBlock::kUpperBytes>;
 
 constexpr int kTables = 4;  // counters of one byte's values are apart: equal bytes follow each other often
 
-// The kUpperBytes most frequent upper bytes, the lower ones of equals.
-UpperBytes most_frequent(const bf16* values, int64_t n) {
+// The kTable most frequent upper bytes, the lower ones of equals.
+Table most_frequent(const bf16* values, int64_t n) {
   uint32_t counts[kTables][256] = {};
   for (int64_t i = 0; i < n; i += kTables)
     for (int t = 0; t < kTables; ++t) ++counts[t][values[i + t].bits >> 8];
   std::array<uint8_t, 256> bytes;
   std::iota(bytes.begin(), bytes.end(), uint8_t{0});
   const auto count = [&](uint8_t b) { return counts[0][b] + counts[1][b] + counts[2][b] + counts[3][b]; };
-  UpperBytes most;
+  Table most;
   std::partial_sort_copy(bytes.begin(), bytes.end(), most.begin(), most.end(),
                          [&](uint8_t a, uint8_t b) { return count(a) != count(b) ? count(a) > count(b) : a < b; });
   return most;
@@ -30,7 +30,7 @@ using PairBytes = std::array<uint8_t, CompactBlock::kPairValues>;
 
 constexpr uint8_t kNoCode = 255;
 
-PairBytes codes_of(const PairBytes& upper, const UpperBytes& most) {
+PairBytes codes_of(const PairBytes& upper, const Table& most) {
   PairBytes codes;
   codes.fill(kNoCode);
   for (size_t code = 0; code < most.size(); ++code)
@@ -47,7 +47,7 @@ void put_in_place(const PairBytes& in, uint8_t* out) {
 }  // namespace
 
 std::vector<CompactException> pack_compact_panel(const bf16* plain, int64_t num_values, uint8_t* out) {
-  const UpperBytes most = most_frequent(plain, num_values);
+  const Table most = most_frequent(plain, num_values);
   std::ranges::copy(most, out);
   out += CompactBlock::kTableBytes;
   std::vector<CompactException> exceptions;

@@ -139,16 +139,20 @@ size_t Matrix::lay_out(const std::vector<MatrixSource>& sources, Storage storage
 template <class Read>
 void Matrix::pack(ThreadPool& pool, Arena& arena, bool reads_values, Read read) {
   if (dtype_ == DType::kInt16) choose_channel_scales(read);
-  compact_ = has_header() && num_values() <= CompactException::kMaxValues;
-  Exceptions exceptions(compact_ ? static_cast<size_t>(num_panels()) : 0);
+  constexpr size_t kLeastValues = 256;  // for one exception: four bytes, and a moment of every product
+  compact_ = has_header() && num_values() > 0 && num_values() <= CompactException::kMaxValues;
+  const auto panels = static_cast<size_t>(num_panels());
+  Exceptions exceptions{panels * static_cast<size_t>(num_values()) / kLeastValues, {}};
+  if (compact_) exceptions.of_panel.resize(panels);
   pack_panels(pool, reads_values, read, exceptions);
   if (!compact_) return;
-  if (keep(exceptions)) {
-    arena.shrink(memory_, compact_bytes());
-  } else {
-    compact_ = false;
-    pack_panels(pool, reads_values, read, exceptions);
+  if (exceptions.count <= exceptions.most) {
+    keep(exceptions);
+    return arena.shrink(memory_, compact_bytes());
   }
+  exceptions.of_panel = {};
+  compact_ = false;
+  pack_panels(pool, reads_values, read, exceptions);
 }
 
 template <class Read>
@@ -168,7 +172,7 @@ void Matrix::pack_panels(ThreadPool& pool, bool reads_values, Read read, Excepti
     else if (dtype_ == DType::kInt16)
       pack_int8_panel(p, rows.values);
     else if (compact_)
-      exceptions[static_cast<size_t>(p)] = pack_compact(p, rows.values);
+      pack_compact(p, rows.values, exceptions);
     else
       pack_panel(p, rows.values);
   });

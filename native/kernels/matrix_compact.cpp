@@ -5,39 +5,37 @@
 
 namespace octavo {
 
-std::vector<CompactException> Matrix::pack_compact(int64_t p, const float* rows) {
+void Matrix::pack_compact(int64_t p, const float* rows, Exceptions& exceptions) {
+  if (exceptions.count > exceptions.most) return;  // the matrix will be plain
   struct Plain;
   bf16* plain = scratch<Plain, bf16>(num_values());
   interleave_pairs(rows, plain);
-  return pack_compact_panel(plain, num_values(), const_cast<uint8_t*>(compact_panel(p)));
+  auto& of_panel = exceptions.of_panel[static_cast<size_t>(p)];
+  of_panel = pack_compact_panel(plain, num_values(), const_cast<uint8_t*>(panel<uint8_t>(p)));
+  exceptions.count += of_panel.size();
 }
 
-// Puts the exceptions behind compact panels. False: they are too many, or there is no room for them.
-bool Matrix::keep(const Exceptions& exceptions) {
-  constexpr int64_t kLeastValues = 256;  // for one exception: four bytes, and a moment of every product
-  auto* starts = const_cast<uint32_t*>(exception_starts());
-  if (bytes_before_exceptions() > memory_.bytes) return false;
-  starts[0] = 0;
-  for (size_t p = 0; p < exceptions.size(); ++p)
-    starts[p + 1] = starts[p] + static_cast<uint32_t>(exceptions[p].size());
-  const int64_t most = num_panels() * num_values() / kLeastValues;
-  if (starts[num_panels()] > most || compact_bytes() > memory_.bytes) return false;
+// Puts the exceptions behind the panels. There is room: a plain block takes 2,048 bytes, a compact one 1,536 and its
+// exceptions 16 at most. What that leaves is enough for a panel's table and the place where its exceptions begin.
+void Matrix::keep(const Exceptions& exceptions) {
+  auto* start = const_cast<uint32_t*>(exception_starts());
   auto* out = const_cast<CompactException*>(all_exceptions());
-  for (const auto& of_panel : exceptions) out = std::ranges::copy(of_panel, out).out;
-  const_cast<Header*>(data<Header>())->compact = 1;
-  return true;
+  *start = 0;
+  for (const auto& of_panel : exceptions.of_panel) {
+    out = std::ranges::copy(of_panel, out).out;
+    start[1] = start[0] + static_cast<uint32_t>(of_panel.size());
+    ++start;
+  }
+  data<Header>()->compact = 1;
 }
 
 void Matrix::compact_row(int64_t p, int64_t c, float* out) const {
   struct Column;
   bf16* column = scratch<Column, bf16>(num_steps() * 2);
-  unpack_compact_column(compact_panel(p), c, columns_, column);
+  unpack_compact_column(panel<uint8_t>(p), c, columns_, column);
   for (const CompactException& exception : exceptions(p)) {
     const int64_t i = exception.value();
-    if (i / 2 % kPanelColumns == c) {
-      bf16& value = column[i / 2 / kPanelColumns * 2 + i % 2];
-      value.bits = static_cast<uint16_t>((value.bits & 0xff) | exception.upper() << 8);
-    }
+    if (i / 2 % kPanelColumns == c) exception.restore(column[i / 2 / kPanelColumns * 2 + i % 2]);
   }
   for (int64_t k = 0; k < columns_; ++k) out[k] = to_float(column[k]);
 }

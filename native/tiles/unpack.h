@@ -1,7 +1,7 @@
 // From a group of a block panel (octavo/matrix.h), or a block of a compact one, to sixteen steps of a plain bfloat16
-// panel. Packed weights are thus
-// read at a quarter or half of the bytes and then multiplied by the same tiles. In half precision where the variant has
-// that; else in float32, which gives the bits that the matrix would have had, had it been unpacked at load.
+// panel. Packed weights are thus read at a quarter to three quarters of the bytes and then multiplied by the same
+// tiles. Codes become values in half precision where the variant has that; else in float32, which gives the bits that
+// the matrix would have had, had it been unpacked at load. Compact blocks give the plain panel's bits.
 #pragma once
 
 #include <utility>

@@ -15,11 +15,11 @@ namespace octavo {
 class CompactUnpacker {
  public:
   CompactUnpacker(const Matrix& weight, int64_t p, int64_t first, int64_t ahead)
-      : blocks_(weight.compact_panel(p) + CompactBlock::kTableBytes), ahead_(ahead), upper_(weight.compact_panel(p)) {
+      : blocks_(weight.panel<uint8_t>(p) + CompactBlock::kTableBytes), ahead_(ahead), upper_(weight.panel<uint8_t>(p)) {
     const auto exceptions = weight.exceptions(p);
     next_ = exceptions.data();
     end_ = next_ + exceptions.size();
-    while (next_ != end_ && next_->value() < first * CompactBlock::kValues) ++next_;
+    next_ = std::partition_point(next_, end_, [&](auto e) { return e.value() < first * CompactBlock::kValues; });
   }
 
   // out [16 steps][32 columns][2], aligned to lines.
@@ -32,10 +32,8 @@ class CompactUnpacker {
         asm volatile("prefetcht1 %0" ::"m"(in[i + ahead_ + line]));
       upper_.unpack(in + i, out + i / CompactBlock::kPairBytes * CompactBlock::kPairValues);
     }
-    for (; next_ != end_ && next_->value() < (block + 1) * CompactBlock::kValues; ++next_) {
-      bf16& value = out[next_->value() - block * CompactBlock::kValues];
-      value.bits = static_cast<uint16_t>((value.bits & 0xff) | next_->upper() << 8);
-    }
+    for (; next_ != end_ && next_->value() < (block + 1) * CompactBlock::kValues; ++next_)
+      next_->restore(out[next_->value() - block * CompactBlock::kValues]);
   }
 
  private:

@@ -6,12 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from octavo.models.config import ModelConfig
 from octavo.ops import isa
 from octavo.runtime.memory import workspace_bytes
 from support.checkpoints import tiny_llama
-from support.engines import all_logits, make_engine
+from support.engines import all_logits, make_engine, make_request, run_requests
 
 FUSED_LAYER = [
     "rms_norm",
@@ -80,3 +81,37 @@ def test_rows_of_its_own_for_each_worker_leave_no_trace(tmp_path, variant, optio
         assert np.array_equal(logits, all_logits(make_engine(model, enforce_eager=True, **options), tokens))
         for few in (1, 3, 70):  # shared panels
             assert np.array_equal(logits[:few], all_logits(program, tokens[:few]))
+
+
+@pytest.mark.parametrize("variant", isa.available())
+@pytest.mark.parametrize("vocab", [512, 517, 700])  # whole blocks of maxima, and not
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {}, {"quantization": "int8"}, {"quantization": "int4"}])
+def test_what_is_sampled_from_noted_maxima_is_what_the_logits_say(tmp_path, variant, vocab, options):
+    model = tiny_llama(tmp_path, dtype="bfloat16", vocab=vocab)
+    options = {"isa": variant, **options}
+
+    def answers(**more):
+        requests = [make_request(str(i), [3 + i, 4, 5], seed=i, max_tokens=4, temperature=0) for i in range(66)]
+        for i in range(0, 66, 3):
+            requests[i].num_vocab_tokens = 400 + i
+        for i in range(0, 66, 5):
+            requests[i].params.temperature, requests[i].params.top_p, requests[i].params.logprobs = 0.9, 0.8, 2
+        return run_requests(make_engine(model, max_num_seqs=66, **options, **more), requests)
+
+    assert answers() == answers(enforce_eager=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 31, 200, 515, 516])
+def test_a_logit_that_is_not_finite_is_found(tmp_path, value, place):
+    """Whichever panel it is in."""
+    model = tiny_llama(tmp_path, vocab=517)
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"][place] = value
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    outcomes = []
+    for eager in (False, True):
+        engine = make_engine(model, enforce_eager=eager)
+        engine.add_request(make_request("a", [3, 4, 5], max_tokens=1, temperature=0))
+        outcomes.append([(delta.error, delta.token_ids) for delta in engine.step()])
+    assert outcomes[0] == outcomes[1] and outcomes[0][0][0] == "the model's logits are not finite"

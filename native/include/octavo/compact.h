@@ -1,7 +1,7 @@
 // Panels of bfloat16 in twelve bits a value, without loss. The upper byte of a bfloat16 is its sign and seven bits of
-// its exponent, and nearly all values of a panel have one of sixteen upper bytes: those of one sign within a factor of
-// 2^16. A code of four bits says which; lower bytes stand as they are. What has another upper byte is an exception,
-// and stands in a list.
+// its exponent, and nearly all values of a panel have one of sixteen upper bytes: of either sign, magnitudes within a
+// factor of 2^16. A code of four bits says which; lower bytes stand as they are. What has another upper byte is an
+// exception, and stands in a list.
 //
 // A compact panel: [its sixteen upper bytes, padded to a line] [block 0] [block 1] ..., a block being sixteen steps of
 // the plain panel (octavo/matrix.h), 1,024 values:
@@ -19,8 +19,8 @@
 
 namespace octavo {
 
-// Of this variant. A tile unit has vectors to spare for unpacking; where they multiply too, it costs 8 to 64 rows a
-// tenth to a third.
+// Of this variant. A tile unit has vectors to spare for unpacking; where they multiply too, it costs 8 rows up to a
+// third.
 #ifdef __AMX_BF16__
 inline constexpr bool kCompacts = true;
 #else
@@ -34,7 +34,7 @@ struct CompactException {
   static constexpr int64_t kMaxValues = int64_t{1} << 24;  // of a panel
   CompactException(int64_t value, uint8_t upper) : packed(static_cast<uint32_t>(value) << 8 | upper) {}
   int64_t value() const { return packed >> 8; }
-  uint8_t upper() const { return static_cast<uint8_t>(packed); }
+  void restore(bf16& x) const { x.bits = static_cast<uint16_t>((x.bits & 0xff) | (packed & 0xff) << 8); }
 };
 
 struct CompactBlock {
@@ -51,8 +51,7 @@ struct CompactBlock {
 // Writes a compact panel of `num_values`, in whole blocks. Returns what it has not: exceptions in order.
 std::vector<CompactException> pack_compact_panel(const bf16* plain, int64_t num_values, uint8_t* out);
 
-// The two values from 2 * c on, of each step of a compact panel, as they stand in it: of column c (K of them, even).
-// Exceptions have an upper byte that is not theirs.
+// The k values of column c of a compact panel, as they stand in it: exceptions have an upper byte that is not theirs.
 void unpack_compact_column(const uint8_t* panel, int64_t c, int64_t k, bf16* out);
 
 }  // namespace octavo

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -114,7 +115,8 @@ class Matrix {
   Matrix(ThreadPool& pool, Arena& arena, const std::vector<MatrixSource>& sources, int64_t columns, DType dtype,
          Storage storage, std::vector<float> bias);
   // What the matrix of these sources, whose data is not read, was packed to before, by the same build: from `offset` of
-  // `memory` on, a multiple of 64. Throws std::invalid_argument where that ends before it.
+  // `memory` on, a multiple of 64. Throws std::invalid_argument where that ends before it;
+  // what stands there is trusted.
   static Matrix packed(std::shared_ptr<const Memory> memory, size_t offset, const std::vector<MatrixSource>& sources,
                        int64_t columns, DType dtype, Storage storage, std::vector<float> bias);
   // Uniform random values in [-scale, scale], the same for the same seed whatever the number of threads.
@@ -125,13 +127,13 @@ class Matrix {
   int64_t columns() const { return columns_; }  // K
   DType dtype() const { return dtype_; }
   size_t bytes() const { return memory_.bytes; }
-  const uint8_t* packed() const { return data<const uint8_t>(); }  // all panels, and what stands behind them
+  const uint8_t* packed() const { return data<const uint8_t>(); }  // all panels, and what stands before and behind
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
-  // The values of a float32 matrix are all bfloat16's, and kept in half of the bytes.
+  // The values of a float32 matrix are all bfloat16's, and kept as such.
   bool is_narrow() const { return narrow_; }
   bool is_compact() const { return compact_; }
-  // Whether products must unpack panels to plain ones.
+  // Whether products with bfloat16 must unpack panels to plain ones.
   bool needs_unpacking() const { return compact_ || has_blocks(); }
 
   int64_t num_panels() const { return divide_up(rows_, kPanelColumns); }
@@ -168,10 +170,9 @@ class Matrix {
   // What inputs of products are multiplied by before they are rounded to bfloat16; column_scales undo it.
   float input_factor() const { return in_halves() ? HalfScaling::kInputFactor : 1; }
   template <class T>
-  const T* panel(int64_t p) const {  // a plain one
+  const T* panel(int64_t p) const {  // a plain or compact one
     return reinterpret_cast<const T*>(panels() + p * panel_bytes());
   }
-  const uint8_t* compact_panel(int64_t p) const { return panels() + p * panel_bytes(); }
   std::span<const CompactException> exceptions(int64_t p) const {  // of a compact panel
     const uint32_t* starts = exception_starts();
     return {all_exceptions() + starts[p], starts[p + 1] - starts[p]};
@@ -216,12 +217,12 @@ class Matrix {
   int64_t num_values() const { return num_steps() * step() * kPanelColumns; }  // of a plain panel
   // Before the panels of a matrix that may be compact.
   struct alignas(64) Header {
-    uint64_t compact;
+    uint64_t compact;  // 0: plain
   };
   bool has_header() const { return kCompacts && holds_bfloat16(); }
   const uint8_t* panels() const { return data<uint8_t>() + (has_header() ? sizeof(Header) : 0); }
   const uint32_t* exception_starts() const {  // [panels + 1], padded to lines
-    return reinterpret_cast<const uint32_t*>(compact_panel(num_panels()));
+    return panel<uint32_t>(num_panels());
   }
   const CompactException* all_exceptions() const {
     return reinterpret_cast<const CompactException*>(exception_starts() + round_up(num_panels() + 1, 16));
@@ -244,15 +245,20 @@ class Matrix {
   T* data() const {
     return static_cast<T*>(memory_.data);
   }
-  using Exceptions = std::vector<std::vector<CompactException>>;  // of each panel
+  // Those of each panel; panels are packed as long as there are not too many.
+  struct Exceptions {
+    size_t most;
+    std::vector<std::vector<CompactException>> of_panel;
+    std::atomic<size_t> count{0};
+  };
   template <class Read>
   void pack(ThreadPool& pool, Arena& arena, bool reads_values, Read read);
   template <class Read>
   void pack_panels(ThreadPool& pool, bool reads_values, Read read, Exceptions& exceptions);
   void pack_panel(int64_t p, const float* rows_of_panel);
   void interleave_pairs(const float* rows_of_panel, bf16* plain_panel) const;
-  std::vector<CompactException> pack_compact(int64_t p, const float* rows_of_panel);
-  bool keep(const Exceptions& exceptions);
+  void pack_compact(int64_t p, const float* rows_of_panel, Exceptions& exceptions);
+  void keep(const Exceptions& exceptions);
   template <class Read>
   void choose_channel_scales(Read read);
   void pack_int8_panel(int64_t p, float* rows_of_panel);

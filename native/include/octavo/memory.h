@@ -42,7 +42,7 @@ class Arena {
     size_t bytes = 0;
   };
   Piece allocate(size_t bytes);  // zeroed, 64-byte aligned
-  // Gives back the end of the piece that was allocated last, where nothing was written.
+  // Gives back the end of the piece that was allocated last, where nothing was written. One thread at a time packs.
   void shrink(Piece& piece, size_t bytes);
 
  private:

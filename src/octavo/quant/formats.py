@@ -36,8 +36,8 @@ BITS = {
 }
 # What the products of octavo/ops/halves.py save: their scales and minimums are halves instead of float32.
 K_BITS_IN_HALVES = {"Q4_K": 5.0, "Q5_K": 9.0, "Q6_K": 9.0}
-# Of bfloat16 in compact panels (native/include/octavo/compact.h), with its share of tables and as many exceptions as
-# there may be. A matrix with more, which no trained one has been seen to have, takes 16 bits.
+# Of bfloat16 in compact panels (native/include/octavo/compact.h), with its share of tables (from 256 columns on) and as
+# many exceptions as there may be. A matrix with more takes 16 bits; SmolLM2's have a twelfth of that at most.
 COMPACT_BITS = 12.2
 TILE_VARIANTS = ("amx",)  # instruction sets with a tile unit for bfloat16
 
