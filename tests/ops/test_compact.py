@@ -127,38 +127,6 @@ def test_the_planned_size_is_enough_for_trained_weights(backend):
 
 
 def test_a_copy_that_ends_within_the_exceptions(backend, tmp_path):
-    """Its memory is whole pages, so there are enough exceptions here to fill some."""
-    values = np.full((32, 32768), 1.5, np.float32)
-    exceptions = 2.0 ** np.arange(-96, 97, 2)[np.arange(values.size // LEAST_VALUES) % 97]
-    values.flat[: exceptions.size] = exceptions
-    matrix = backend.matrix([source(values)], "bfloat16")
-    assert matrix.nbytes < plain_bytes(*values.shape)
-    file = tmp_path / "packed"
-    file.write_bytes(matrix.data[: matrix.nbytes - 8192].tobytes())
-    with file.open("rb") as stream:
-        packed = backend.read_packed(stream.fileno(), matrix.nbytes - 8192)
-    with pytest.raises(ValueError, match="end before this matrix does"):
-        backend.packed_matrix(packed, 0, [source(values)], "bfloat16")
-
-
-def test_rows_too_long_for_an_exceptions_place_are_plain(backend):
-    values = np.ones((1, (1 << 19) + 1), np.float32)
-    matrix = backend.matrix([source(values)], "bfloat16")
-    assert matrix.nbytes == plain_bytes(*values.shape)
-    assert np.array_equal(rows_of(backend, matrix), values)
-
-
-def test_what_is_packed_next_finds_its_memory_empty(backend):
-    """In the memory that a compact matrix gave back, and behind one that had to become plain."""
-    for first in (weights(96, 576), any_bits(96, 576)):
-        plain = CpuBackend(variant=backend.variant, num_threads=1)
-        alone = plain.matrix([source(weights(64, 256, seed=9))], "int8", storage="int4")
-        plain.matrix([source(first)], "bfloat16")
-        after = plain.matrix([source(weights(64, 256, seed=9))], "int8", storage="int4")
-        assert np.array_equal(alone.data, after.data)
-
-
-def test_a_copy_that_ends_within_the_exceptions(backend, tmp_path):
     """Memory is whole pages, so there are enough exceptions here to fill some."""
     values = np.full((32, 32768), 1.5, np.float32)
     exceptions = 2.0 ** np.arange(-96.0, 97.0, 2.0)
