@@ -39,9 +39,8 @@ from octavo.errors import InvalidRequestError
 from octavo.request import FinishReason, Request, RequestStatus, TokenLogprobs
 
 # Prompt tokens of a step that several prompts share. Their ends come one after the other then, and the mean first token
-# sooner, where one large step would give all of them last. A token of a step of 512 costs no more than of a larger one;
-# of half as many a fifth more, since each step reads all weights. The price: streams that run meanwhile pause more
-# often.
+# sooner, where one large step would give all of them last. A token of a step of 512 costs no more than of a larger one,
+# of half as many a fifth more. The price: streams that run meanwhile pause more often.
 MAX_SHARED_TOKENS = 512
 
 
