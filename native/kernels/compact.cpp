@@ -11,7 +11,7 @@ using Table = std::array<uint8_t, CompactBlock::kUpperBytes>;
 
 constexpr int kTables = 4;  // counters of one byte's values are apart: equal bytes follow each other often
 
-// The kTable most frequent upper bytes, the lower ones of equals.
+// The sixteen most frequent upper bytes, of equals the lower ones.
 Table most_frequent(const bf16* values, int64_t n) {
   uint32_t counts[kTables][256] = {};
   for (int64_t i = 0; i < n; i += kTables)
