@@ -26,19 +26,18 @@ struct Int8Tile {
   static constexpr int kVectorsOfPart = Group::kVectors / Format::kScales;
 
   const Int8Rows& x;
+  const int32_t* starts;  // [group][scale of it][row], as Sum has them
   int64_t first;
   Vec acc[R][V];
 
   // Vectors [part * kVectorsOfPart, …) of the codes times the activations of the same k.
   [[gnu::always_inline]] void add_part(const uint8_t* group, int64_t g, int part) {
     const int8_t* a = x.codes + g * R * kGroup;
-    const int32_t* halves = x.halves + 2 * g * R;
     Sum sums[R][V];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-      for (int v = 0; v < V; ++v)
-        sums[r][v].start(Format::kScales == 2 ? halves[part * R + r] : halves[r] + halves[R + r]);
+      for (int v = 0; v < V; ++v) sums[r][v].start(starts + (g * Format::kScales + part) * R + r);
 #pragma GCC unroll 8
     for (int i = 0; i < kVectorsOfPart; ++i) {
       const int j = part * kVectorsOfPart + i;
@@ -78,11 +77,12 @@ struct Int8Tile {
 
 // out [R][32] = rows times a panel. `prefetch` counts a group as a step.
 template <class Format, int R>
-void multiply_int8(const Int8Rows& x, const uint8_t* panel, int64_t groups, Prefetch prefetch, float* out) {
+void multiply_int8(const Int8Rows& x, const int32_t* starts, const uint8_t* panel, int64_t groups, Prefetch prefetch,
+                   float* out) {
   using Tile = Int8Tile<Format, R, kInt8Vectors>;
   constexpr int64_t kColumns = Matrix::kPanelColumns;
   for (int first = 0; first < kColumns / 16; first += kInt8Vectors) {
-    Tile tile{x, first, {}};
+    Tile tile{x, starts, first, {}};
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
@@ -103,11 +103,11 @@ void multiply_int8(const Int8Rows& x, const uint8_t* panel, int64_t groups, Pref
 
 // The same for up to kInt8Rows rows.
 template <class Format, size_t... R>
-void multiply_int8_rows(const Int8Rows& x, const uint8_t* panel, int64_t groups, Prefetch prefetch, float* out,
-                        std::index_sequence<R...>) {
-  using Function = void (*)(const Int8Rows&, const uint8_t*, int64_t, Prefetch, float*);
+void multiply_int8_rows(const Int8Rows& x, const int32_t* starts, const uint8_t* panel, int64_t groups,
+                        Prefetch prefetch, float* out, std::index_sequence<R...>) {
+  using Function = void (*)(const Int8Rows&, const int32_t*, const uint8_t*, int64_t, Prefetch, float*);
   static constexpr Function table[] = {multiply_int8<Format, R + 1>...};
-  table[x.rows - 1](x, panel, groups, prefetch, out);
+  table[x.rows - 1](x, starts, panel, groups, prefetch, out);
 }
 
 // Row k of a panel, unpacked: the weights of its 32 columns.

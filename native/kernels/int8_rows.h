@@ -1,8 +1,9 @@
 // Activations quantised to int8, the operands of linear_int8: packed in blocks of rows, by all workers together.
 #pragma once
 
+#include <algorithm>
 #include <bit>
-#include <limits>
+#include <utility>
 
 #include "kernels/row_blocks.h"
 #include "octavo/matrix.h"
@@ -42,48 +43,87 @@ struct Int8Rows {
 
   // Row r from x [columns]. `scratch`: room for the row in whole groups.
   void pack(const float* x, int64_t columns, int64_t r, float* scratch) const {
-    const int64_t padded = round_up(columns, kGroup);
-    for (int64_t k = 0; k < padded; k += 16) {
-      const int n = static_cast<int>(std::clamp<int64_t>(columns - k, 0, 16));
-      Vec::load(x + (n ? k : 0), n).store(scratch + k);
-    }
-    for (int64_t i = 0; i < kOutliers; ++i) {
-      const int32_t k = find_largest(scratch, padded);
-      outliers[r * kOutliers + i] = {k, scratch[k]};
-      scratch[k] = 0.0f;
-    }
-    for (int64_t g = 0; g < padded / kGroup; ++g) pack_group(scratch + g * kGroup, g, r);
+    const int64_t padded = round_up(columns, kGroup), groups = padded / kGroup;
+    take_outliers(x, columns, padded, outliers + r * kOutliers, scratch);
+    int64_t g = 0;
+    for (; g + 16 <= groups; g += 16) pack_groups<16>(scratch + g * kGroup, g, r);
+    for (; g + 4 <= groups; g += 4) pack_groups<4>(scratch + g * kGroup, g, r);
+    for (; g < groups; ++g) pack_groups<1>(scratch + g * kGroup, g, r);
   }
 
  private:
-  // The index of the largest |x|, the lowest of equals.
-  static int32_t find_largest(const float* x, int64_t padded) {
-    Vec highest = Vec::zero();
-    for (int64_t k = 0; k < padded; k += 16) highest = max(highest, abs(Vec::load(x + k)));
-    const Vec wanted = Vec::set1(largest(highest));
-    for (int64_t k = 0; k < padded; k += 16)
-      if (const uint32_t found = equal(abs(Vec::load(x + k)), wanted))
-        return static_cast<int32_t>(k + std::countr_zero(found));
-    return 0;  // not a number anywhere: so will be the product
+  // Copies x to `rest`, the two largest |x| (the first of equals) to `outliers`, and leaves zeros there.
+  static void take_outliers(const float* x, int64_t columns, int64_t padded, Outlier* outliers, float* rest) {
+    static_assert(kOutliers == 2);
+    Vec first = Vec::zero(), second = Vec::zero();  // of each lane
+    const auto read = [&](int64_t k, Vec values) {
+      values.store(rest + k);
+      second = max(second, min(first, abs(values)));
+      first = max(first, abs(values));
+    };
+    const int64_t whole = columns / 16 * 16;
+    for (int64_t k = 0; k < whole; k += 16) read(k, Vec::load(x + k));
+    for (int64_t k = whole; k < padded; k += 16)
+      read(k, k < columns ? Vec::load(x + k, static_cast<int>(columns - k)) : Vec::zero());
+    outliers[0] = take(rest, padded, largest(first));
+    float candidates[16], others[16];
+    first.store(candidates);
+    second.store(others);
+    const int64_t lane = outliers[0].k % 16;
+    candidates[lane] = others[lane];
+    outliers[1] = take(rest, padded, largest(Vec::load(candidates)));
   }
 
-  void pack_group(const float* x, int64_t g, int64_t r) const {
-    const Vec low = Vec::load(x), high = Vec::load(x + 16);
-    const float highest = largest(max(abs(low), abs(high)));
-    const Vec inverse = Vec::set1(highest > 0 ? 127.0f / highest : 0.0f);
-    const Vec low_codes = round(low * inverse), high_codes = round(high * inverse);
-    int8_t* to = codes + (g * rows + r) * kGroup;
-    low_codes.store_int8(to);
-    high_codes.store_int8(to + 16);
-    // What is not a number is not lost in a code.
-    const bool numbers = (equal(low, low) & equal(high, high)) == 0xffff;
-    const float scale = numbers ? highest / 127.0f : std::numeric_limits<float>::quiet_NaN();
-    const int32_t low_sum = integer_sum(low_codes), high_sum = integer_sum(high_codes);
-    scales[g * rows + r] = scale;
-    sums[g * rows + r] = scale * static_cast<float>(low_sum + high_sum);
-    halves[2 * g * rows + r] = low_sum;
-    halves[(2 * g + 1) * rows + r] = high_sum;
+  // The first of x whose magnitude is as wanted, leaving a zero there.
+  static Outlier take(float* x, int64_t padded, float magnitude) {
+    const Vec wanted = Vec::set1(magnitude);
+    int32_t k = 0;  // where it is not a number: so will be the product
+    for (int64_t begin = 0; begin < padded; begin += 16)
+      if (const uint32_t found = equal(abs(Vec::load(x + begin)), wanted)) {
+        k = static_cast<int32_t>(begin + std::countr_zero(found));
+        break;
+      }
+    return {k, std::exchange(x[k], 0.0f)};
   }
+
+  // Groups [g, g + count), at most sixteen, of row r: what is made of a whole group is made for all of them at once.
+  template <int count>
+  [[gnu::always_inline]] void pack_groups(const float* x, int64_t g, int64_t r) const {
+    Vec magnitudes[16], low_codes[16], high_codes[16];
+    for (int64_t i = 0; i < 16; ++i) magnitudes[i] = low_codes[i] = high_codes[i] = Vec::zero();
+    for (int64_t i = 0; i < count; ++i)
+      magnitudes[i] = max(abs(Vec::load(x + i * kGroup)), abs(Vec::load(x + i * kGroup + 16)));
+    const Vec highest = largest_of_each(magnitudes), limit = Vec::set1(127.0f);
+    float highest_of[16], inverses[16];
+    highest.store(highest_of);
+    (limit / highest).store(inverses);
+    for (int64_t i = 0; i < count; ++i) {
+      const Vec inverse = Vec::set1(highest_of[i] > 0 ? inverses[i] : 0.0f);
+      low_codes[i] = round(Vec::load(x + i * kGroup) * inverse);
+      high_codes[i] = round(Vec::load(x + i * kGroup + 16) * inverse);
+      int8_t* to = codes + ((g + i) * rows + r) * kGroup;
+      low_codes[i].store_int8(to);
+      high_codes[i].store_int8(to + 16);
+    }
+    const Vec low_sums = sum_of_each(low_codes), high_sums = sum_of_each(high_codes), total = low_sums + high_sums;
+    const Vec scale = highest / limit + (total - total);  // what is not a number is not lost in a code
+    float scales_of[16], sums_of[16], lows_of[16], highs_of[16];
+    scale.store(scales_of);
+    (scale * total).store(sums_of);
+    low_sums.store(lows_of);
+    high_sums.store(highs_of);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = (g + i) * rows + r;
+      scales[at] = scales_of[i];
+      sums[at] = sums_of[i];
+      halves[at * 2 - r] = code_sum(lows_of[i]);
+      halves[at * 2 - r + rows] = code_sum(highs_of[i]);
+    }
+  }
+
+  // As an integer; anything, where it is not a number.
+  static int32_t code_sum(float sum) { return static_cast<int32_t>(std::max(-kMaxSum, std::min(sum, kMaxSum))); }
+  static constexpr float kMaxSum = 127 * kGroup / 2;
 };
 
 // The operands of some rows, block by block.
@@ -102,6 +142,39 @@ struct Int8Packing {
       block(b).pack(x.row(blocks.first + blocks.begin(b) + r), x.columns, r, one_row);
     });
   }
+};
+
+// What the sums of a format's groups begin with: minus its zero, times the sum of the activations that will come.
+class GroupStarts {
+ public:
+  explicit GroupStarts(const Int8Packing& packing) : packing_(packing) {
+    struct Starts;
+    starts_ = scratch<Starts, int32_t>(2 * packing.blocks.rows * packing.groups);
+  }
+
+  // Makes them for formats with this zero and so many scales in a group.
+  void make(int zero, int num_scales) {
+    if (zero == zero_ && num_scales == num_scales_) return;
+    zero_ = zero, num_scales_ = num_scales;
+    for (int64_t b = 0; b < packing_.blocks.num_blocks; ++b) {
+      const Int8Rows x = packing_.block(b);
+      int32_t* out = starts_ + packing_.blocks.begin(b) * packing_.groups * num_scales;
+      const int32_t* halves = x.halves;
+      if (num_scales == 2) {
+        for (int64_t i = 0; i < 2 * packing_.groups * x.rows; ++i) out[i] = -zero * halves[i];
+        continue;
+      }
+      for (int64_t g = 0; g < packing_.groups; ++g, out += x.rows, halves += 2 * x.rows)
+        for (int64_t r = 0; r < x.rows; ++r) out[r] = -zero * (halves[r] + halves[x.rows + r]);
+    }
+  }
+  // Of block b: [group][scale of it][row].
+  const int32_t* block(int64_t b) const { return starts_ + packing_.blocks.begin(b) * packing_.groups * num_scales_; }
+
+ private:
+  const Int8Packing& packing_;
+  int32_t* starts_;
+  int zero_ = 0, num_scales_ = 1;
 };
 
 // The outlier channels of a packing, each once: rows mostly agree on them, so that a panel's weights there are unpacked

@@ -20,40 +20,55 @@ Prefetch plan_prefetch(const uint8_t* panel, int64_t panel_bytes, int64_t groups
   return {bytes + panel_bytes * (num_blocks + block) / num_blocks, group_bytes / num_blocks};
 }
 
-// tiles [rows][32] = all rows of a packing times a panel.
-template <class Format>
-void multiply_panel(const Int8Packing& packing, const uint8_t* panel, float* tiles) {
-  for (int64_t b = 0; b < packing.blocks.num_blocks; ++b) {
-    const Prefetch prefetch =
-        plan_prefetch(panel, packing.groups * PanelGroup<Format>::kBytes, packing.groups, b, packing.blocks.num_blocks);
-    multiply_int8_rows<Format>(packing.block(b), panel, packing.groups, prefetch,
-                               tiles + packing.blocks.begin(b) * kColumns, std::make_index_sequence<kInt8Rows>());
+// All rows of a packing, times one panel after another.
+class PanelProducts {
+ public:
+  explicit PanelProducts(const Int8Packing& packing) : packing_(packing), starts_(packing), outliers_(packing) {
+    struct OutlierWeights;
+    outlier_weights_ = scratch<OutlierWeights, float>(outliers_.count() * kColumns);
   }
-}
+
+  // tiles [rows][32] = all rows times the panel.
+  template <class Format>
+  void multiply(const uint8_t* panel, float* tiles) {
+    using Sum = GroupSum<Format::kBits, Format::kZero>;
+    const RowBlocks& blocks = packing_.blocks;
+    if constexpr (Sum::kStarts) starts_.make(Format::kZero, Format::kScales);
+    for (int64_t b = 0; b < blocks.num_blocks; ++b) {
+      const Int8Rows x = packing_.block(b);
+      const Prefetch prefetch =
+          plan_prefetch(panel, packing_.groups * PanelGroup<Format>::kBytes, packing_.groups, b, blocks.num_blocks);
+      multiply_int8_rows<Format>(x, starts_.block(b), panel, packing_.groups, prefetch,
+                                 tiles + blocks.begin(b) * kColumns, std::make_index_sequence<kInt8Rows>());
+    }
+    for (int64_t slot = 0; slot < outliers_.count(); ++slot)
+      unpack_channel<Format>(panel, outliers_.channel(slot), outlier_weights_ + slot * kColumns);
+    for (int64_t b = 0; b < blocks.num_blocks; ++b)
+      outliers_.add(packing_.block(b), blocks.begin(b), outlier_weights_, tiles + blocks.begin(b) * kColumns);
+  }
+
+ private:
+  const Int8Packing& packing_;
+  GroupStarts starts_;
+  OutlierChannels outliers_;
+  float* outlier_weights_;
+};
 
 // All rows of a packing times this worker's panels.
 template <class Finish>
 void multiply_panels(const Int8Packing& packing, const Matrix& weight, Worker::Range panels, int64_t panel_stride,
                      const Finish& finish) {
-  struct OutlierWeights;
   struct Tiles;
-  const OutlierChannels outliers(packing);
+  PanelProducts products(packing);
   const int64_t tiles_of_panel = packing.blocks.rows * kColumns;
-  float* outlier_weights = scratch<OutlierWeights, float>(outliers.count() * kColumns);
   float* tiles = scratch<Tiles, float>(Finish::kPanels * tiles_of_panel);
   for (int64_t p = panels.begin; p < panels.end; ++p) {
     const float* finished[Finish::kPanels];
     for (int64_t i = 0; i < Finish::kPanels; ++i) {
       float* const tile = tiles + i * tiles_of_panel;
-      const uint8_t* panel = weight.block_panel(p + i * panel_stride);
-      with_block_format(weight.block_type(p + i * panel_stride), [&]<class Format>(Format) {
-        multiply_panel<Format>(packing, panel, tile);
-        for (int64_t slot = 0; slot < outliers.count(); ++slot)
-          unpack_channel<Format>(panel, outliers.channel(slot), outlier_weights + slot * kColumns);
-      });
-      for (int64_t b = 0; b < packing.blocks.num_blocks; ++b)
-        outliers.add(packing.block(b), packing.blocks.begin(b), outlier_weights,
-                     tile + packing.blocks.begin(b) * kColumns);
+      const int64_t panel = p + i * panel_stride;
+      with_block_format(weight.block_type(panel),
+                        [&]<class Format>(Format) { products.multiply<Format>(weight.block_panel(panel), tile); });
       finished[i] = tile;
     }
     finish(finished, packing.blocks.first, packing.blocks.rows, p);

@@ -69,23 +69,29 @@ inline ByteLanes add_products(ByteLanes sum, ByteLanes x, ByteLanes y) {
 
 inline int64_t multiply_bytes(const uint8_t* rows, const uint8_t* columns, int64_t steps, uint8_t* out) {
   constexpr int kRows = 4, kVectors = sizeof(ByteLanes) == 64 ? 4 : 2;  // sums that fit the registers
-  constexpr int64_t kStep = kVectors * sizeof(ByteLanes);
+  constexpr int64_t kStep = kVectors * sizeof(ByteLanes), kStepsOfPass = kByteOperands / kStep;
+  const int64_t passes = steps / kStepsOfPass;
   ByteLanes sums[kRows][kVectors] = {};
-  for (int64_t step = 0; step < steps; ++step) {
-    const int64_t at = step * kStep % kByteOperands;
-    ByteLanes weights[kVectors];
+  for (int64_t pass = 0; pass < passes; ++pass) {
+#pragma GCC unroll 8
+    for (int64_t at = 0; at < kByteOperands; at += kStep) {
+      ByteLanes weights[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) weights[v] = load_bytes(columns + at + v * sizeof(ByteLanes));
+      for (int v = 0; v < kVectors; ++v) weights[v] = load_bytes(columns + at + v * sizeof(ByteLanes));
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const ByteLanes row = repeat_dword(rows + at + 4 * r);
+      for (int r = 0; r < kRows; ++r) {
+        const ByteLanes row = repeat_dword(rows + at + 4 * r);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = add_products(sums[r][v], weights[v], row);
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = add_products(sums[r][v], weights[v], row);
+      }
     }
   }
+  // Unrolled too: otherwise the sums live in memory.
+#pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) store_bytes(out + (r * kVectors + v) * sizeof(ByteLanes), sums[r][v]);
-  return steps * kRows * kVectors * static_cast<int64_t>(sizeof(ByteLanes));
+  return passes * kStepsOfPass * kRows * kVectors * static_cast<int64_t>(sizeof(ByteLanes));
 }
 
 #endif

@@ -16,11 +16,13 @@ inline int32_t load_dword(const int8_t* p) {
 
 #if defined(__AVX512VNNI__)
 
-// Sum over k of (code - kZero) * activation, for sixteen columns. `start(sum)`: sum of the activations that will come.
+// Sum over k of (code - kZero) * activation, for sixteen columns. `start(from)`: where kStarts, `from` points to -kZero
+// times the sum of the activations that will come.
 template <int kBits, int kZero>
 struct GroupSum {
+  static constexpr bool kStarts = kZero != 0;
   __m512i v;
-  void start(int32_t sum) { v = kZero ? _mm512_set1_epi32(-kZero * sum) : _mm512_setzero_si512(); }
+  void start(const int32_t* from) { v = kStarts ? _mm512_set1_epi32(*from) : _mm512_setzero_si512(); }
   void add(Codes bytes, const int8_t* four) {
     v = _mm512_dpbusd_epi32(v, bytes.v, _mm512_set1_epi32(load_dword(four)));
   }
@@ -75,11 +77,11 @@ struct Lanes {
 
 template <int kBits, int kZero>
 struct GroupSum {
-  static constexpr bool kSigned = kZero == 128;
+  static constexpr bool kSigned = kZero == 128, kStarts = kZero && !kSigned;
   Lanes sum16, sum32;
-  void start(int32_t sum) {
+  void start(const int32_t* from) {
     if (kBits == 4) sum16 = Lanes::zero();
-    sum32 = kZero && !kSigned ? Lanes::set1(-kZero * sum) : Lanes::zero();
+    sum32 = kStarts ? Lanes::set1(*from) : Lanes::zero();
   }
   void add(Codes bytes, const int8_t* four) {
     const Lanes a = Lanes::set1(load_dword(four));

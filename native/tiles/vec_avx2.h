@@ -59,13 +59,6 @@ struct Vec {
     h = _mm_max_ps(h, _mm_movehl_ps(h, h));
     return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
   }
-  // The sum of lanes that are small integers: exact in any order.
-  friend int32_t integer_sum(Vec x) {
-    const __m256i s = _mm256_add_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
-    __m128i h = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-    h = _mm_add_epi32(h, _mm_unpackhi_epi64(h, h));
-    return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 1)));
-  }
   // A bit for each lane: x == y.
   friend uint32_t equal(Vec x, Vec y) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ)) |
@@ -133,6 +126,18 @@ struct Vec {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
   }
 };
+
+// Lane i: that of the lanes of x[i].
+inline Vec largest_of_each(const Vec (&x)[16]) {
+  float out[16];
+  for (int i = 0; i < 16; ++i) out[i] = largest(x[i]);
+  return Vec::load(out);
+}
+inline Vec sum_of_each(const Vec (&x)[16]) {
+  float out[16];
+  for (int i = 0; i < 16; ++i) out[i] = sum(x[i]);
+  return Vec::load(out);
+}
 
 // Sixteen dwords of packed codes.
 struct Codes {

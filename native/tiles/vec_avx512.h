@@ -50,8 +50,6 @@ struct Vec {
   friend float largest(Vec a) { return _mm512_reduce_max_ps(a.v); }
   // A bit for each lane: a == b.
   friend uint32_t equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
-  // The sum of lanes that are small integers: exact in any order.
-  friend int32_t integer_sum(Vec a) { return _mm512_reduce_add_epi32(_mm512_cvtps_epi32(a.v)); }
   // Lanes of integers in [-128, 127] as bytes.
   void store_int8(int8_t* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
@@ -73,6 +71,31 @@ struct Vec {
   }
   static __mmask16 mask(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1); }
 };
+
+// Lane i: the lanes of x[i], combined by `op`, which goes two vectors at a time and lane by lane.
+template <class Op>
+[[gnu::always_inline]] inline Vec combine_each(const Vec (&x)[16], Op op) {
+  Vec eight[8], four[4], two[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    eight[i] = op(Vec{_mm512_unpacklo_ps(x[i].v, x[i + 8].v)}, Vec{_mm512_unpackhi_ps(x[i].v, x[i + 8].v)});
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    four[i] =
+        op(Vec{_mm512_unpacklo_ps(eight[i].v, eight[i + 4].v)}, Vec{_mm512_unpackhi_ps(eight[i].v, eight[i + 4].v)});
+  const auto quarters = [&](Vec a, Vec b) {
+    return op(Vec{_mm512_shuffle_f32x4(a.v, b.v, 0x88)}, Vec{_mm512_shuffle_f32x4(a.v, b.v, 0xdd)});
+  };
+  for (int i = 0; i < 2; ++i) two[i] = quarters(four[i], four[i + 2]);
+  const __m512i order = _mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
+  return {_mm512_permutexvar_ps(order, quarters(two[0], two[1]).v)};
+}
+inline Vec largest_of_each(const Vec (&x)[16]) {
+  return combine_each(x, [](Vec a, Vec b) { return max(a, b); });
+}
+inline Vec sum_of_each(const Vec (&x)[16]) {  // of small integers: exact in any order
+  return combine_each(x, [](Vec a, Vec b) { return a + b; });
+}
 
 // Sixteen dwords of packed codes.
 struct Codes {
