@@ -2,6 +2,7 @@
 // describes.
 #include "octavo/kv_cache.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -12,8 +13,8 @@ namespace octavo {
 
 constexpr int64_t kTileTokens = KVCache::kTileTokens;
 
-KVCache::KVCache(const KVShape& shape, char* first, int64_t tile_stride)
-    : shape_(shape), first_(first), tile_stride_(tile_stride) {
+KVCache::KVCache(const KVShape& shape, char* first, int64_t tile_stride, KVBlocks* blocks)
+    : shape_(shape), first_(first), tile_stride_(tile_stride), blocks_(blocks) {
   if (dtype() == DType::kInt16) throw std::invalid_argument("a cache keeps float32, bfloat16 or int8");
   const int64_t element = dtype() == DType::kFloat32 ? 4 : dtype() == DType::kBFloat16 ? 2 : 1;
   const int64_t scales = dtype() == DType::kInt8 ? kTileTokens * sizeof(float) : 0;
@@ -25,7 +26,13 @@ KVBlocks::KVBlocks(const KVShape& shape, int64_t num_layers) : shape_(shape) {
   const int64_t layer_bytes = KVCache(shape, nullptr, 0).tile_bytes(), tile_stride = num_layers * layer_bytes;
   block_bytes_ = shape.block_size / kTileTokens * tile_stride;
   memory_ = Memory(static_cast<size_t>(shape.num_blocks * block_bytes_));
-  for (int64_t i = 0; i < num_layers; ++i) layers_.emplace_back(shape, block(0) + i * layer_bytes, tile_stride);
+  fresh_ = FreshPages(memory_);
+  for (int64_t i = 0; i < num_layers; ++i) layers_.emplace_back(shape, block(0) + i * layer_bytes, tile_stride, this);
+}
+
+void KVBlocks::make_room(ThreadPool& pool, const int32_t* slots, int64_t count) {
+  const int32_t last_slot = count > 0 ? *std::max_element(slots, slots + count) : 0;
+  fresh_.make(pool, block(last_slot / block_size() + 1));
 }
 
 namespace {

@@ -115,6 +115,7 @@ void Program::rope(Slice x, const float* table, int64_t rotary_dim, int64_t head
 }
 
 void Program::write_kv(Slice k, Slice v, const KVCache& cache) {
+  kv_blocks_ = cache.blocks();
   push("write_kv", "write_kv", Domain::kTokens, [=, this, &cache](const Run& run, const Part& part) {
     const int64_t rows = run.step.num_tokens;
     octavo::write_kv(view(k, rows), view(v, rows), run.step.slot_mapping, cache, part.share());
@@ -122,6 +123,7 @@ void Program::write_kv(Slice k, Slice v, const KVCache& cache) {
 }
 
 void Program::rope_write_kv(Slice q, Slice k, Slice v, const float* table, int64_t rotary_dim, const KVCache& cache) {
+  kv_blocks_ = cache.blocks();
   push("rope_write_kv", "rope_write_kv", Domain::kTokens, [=, this, &cache](const Run& run, const Part& part) {
     // All three share the rows alike, so that each worker stores the keys that it has just turned.
     for (const Slice& x : {q, k})
@@ -159,6 +161,7 @@ void Program::take_logit_rows(Slice x, Slice out) {
 
 void Program::run(const Step& step) {
   run_ = {step, 0};
+  if (kv_blocks_) kv_blocks_->make_room(pool_, step.slot_mapping, step.num_tokens);
   plan_.build(step, num_heads_, num_kv_heads_, head_dim_, pool_.size());
   replay(Domain::kTokens, step.num_tokens);
 }

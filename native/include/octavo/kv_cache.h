@@ -22,6 +22,7 @@
 
 #include <vector>
 
+#include "octavo/fresh_pages.h"
 #include "octavo/memory.h"
 #include "octavo/types.h"
 
@@ -32,6 +33,8 @@ struct KVShape {
   DType dtype;
 };
 
+class KVBlocks;
+
 // One layer of it: where its keys and values stand.
 class KVCache {
  public:
@@ -39,7 +42,9 @@ class KVCache {
 
   // `first`: the layer's part of the first tile, tile_stride bytes before that of the second; nothing may be read where
   // it is null. Throws std::invalid_argument for a type that no cache keeps.
-  KVCache(const KVShape& shape, char* first, int64_t tile_stride);
+  KVCache(const KVShape& shape, char* first, int64_t tile_stride, KVBlocks* blocks = nullptr);
+
+  KVBlocks* blocks() const { return blocks_; }  // whose layer it is
 
   DType dtype() const { return shape_.dtype; }
   int64_t num_kv_heads() const { return shape_.num_kv_heads; }
@@ -74,18 +79,23 @@ class KVCache {
   KVShape shape_;
   char* first_;
   int64_t tile_stride_, key_tile_, value_tile_;  // bytes
+  KVBlocks* blocks_;
 };
 
 // All layers: owns the memory.
 class KVBlocks {
  public:
   KVBlocks(const KVShape& shape, int64_t num_layers);
+  KVBlocks(const KVBlocks&) = delete;
+  KVBlocks& operator=(const KVBlocks&) = delete;
 
   const std::vector<KVCache>& layers() const { return layers_; }
   int64_t num_blocks() const { return shape_.num_blocks; }
   int64_t block_size() const { return shape_.block_size; }
   int64_t block_bytes() const { return block_bytes_; }
 
+  // Before tokens are written to `slots` [count]: makes the memory that none was written to yet.
+  void make_room(ThreadPool& pool, const int32_t* slots, int64_t count);
   // The first num_tokens tokens of a block into another one, or into the same; values behind them become zero.
   void copy_block(int64_t from, int64_t to, int64_t num_tokens) const;
   // A block's block_bytes() bytes, as they lie.
@@ -95,6 +105,7 @@ class KVBlocks {
   KVShape shape_;
   int64_t block_bytes_;
   Memory memory_;
+  FreshPages fresh_;
   std::vector<KVCache> layers_;
 };
 

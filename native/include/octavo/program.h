@@ -133,6 +133,7 @@ class Program {
   Memory workspace_;
   Memory shared_;  // of the linears, see Team
   size_t shared_bytes_ = 0;
+  KVBlocks* kv_blocks_ = nullptr;  // that write_kv writes to
   AttentionPlan plan_;
   Run run_{};
 };
