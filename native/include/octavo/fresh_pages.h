@@ -1,6 +1,6 @@
 // Memory that is used from its beginning on, ever more of it. The kernel makes a page when it is first touched: that
-// takes a tenth of a millisecond, or, where a hypervisor has yet to find the memory, several, in which all workers would
-// wait for the one that touched it. So they make pages before they need them, each some of its own.
+// takes a tenth of a millisecond, or, where a hypervisor has yet to find the memory, several, in which all workers
+// would wait for the one that touched it. So they make pages before they need them, each some of its own.
 #pragma once
 
 #include "octavo/memory.h"
