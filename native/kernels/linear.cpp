@@ -139,6 +139,7 @@ void linear(View x, const Matrix& weight, const View* residual, View out, const 
 void linear_logits(View x, const Matrix& weight, View out, View maxima, const Team& team) {
   const StoreLogits finish{{weight, nullptr, out}, maxima};
   linear_then(x, weight, team.worker.share(weight.num_panels()), 0, finish, team);
+  StoreLogits::flush();
 }
 
 bool leaves_packed_silu_mul(const Matrix& weight, const Matrix& reader) {

@@ -64,18 +64,43 @@ struct StoreTile {
 };
 
 // As StoreTile, and maxima [rows][panels]: the largest of each row of the tile, for the sampler (`maximum`).
+//
+// Many rows of logits are more than the caches hold: they go to memory past them (`streams`), which would otherwise be
+// read before it is written. `flush` when all are written.
 struct StoreLogits {
   static constexpr int kPanels = 1;
+  static constexpr int64_t kRowsWorthStreaming = 16;
   StoreTile store;
   View maxima;
+  bool streams = store.out.rows >= kRowsWorthStreaming;
 
   void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
-    store(tiles, first_row, rows, panel);
-    const int64_t column = panel * Matrix::kPanelColumns;
-    const auto n = static_cast<int32_t>(std::min(Matrix::kPanelColumns, store.weight.rows() - column));
-    for (int64_t row = first_row; row < first_row + rows; ++row)
-      maxima.row(row)[panel] = maximum(store.out.row(row) + column, n);
+    const int64_t column = panel * Matrix::kPanelColumns, count = store.weight.rows() - column;
+    if (count < Matrix::kPanelColumns || store.weight.bias()) {
+      store(tiles, first_row, rows, panel);
+      for (int64_t row = first_row; row < first_row + rows; ++row)
+        maxima.row(row)[panel] =
+            maximum(store.out.row(row) + column, static_cast<int32_t>(std::min(Matrix::kPanelColumns, count)));
+      return;
+    }
+    const Vec first_scale = Vec::load(store.weight.column_scales(panel)),
+              second_scale = Vec::load(store.weight.column_scales(panel) + 16);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* tile = tiles[0] + r * Matrix::kPanelColumns;
+      const Vec first = Vec::load(tile) * first_scale, second = Vec::load(tile + 16) * second_scale;
+      float* to = store.out.row(first_row + r) + column;
+      if (streams) {
+        first.stream(to);
+        second.stream(to + 16);
+      } else {
+        first.store(to);
+        second.store(to + 16);
+      }
+      maxima.row(first_row + r)[panel] = maximum(first, second);
+    }
   }
+
+  static void flush() { _mm_sfence(); }
 };
 
 // silu(gate) * up of two panels, those of the same columns of both halves of the matrix. Where `out` is packed the rows

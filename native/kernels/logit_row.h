@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "octavo/matrix.h"
+#include "tiles/vec.h"
 
 namespace octavo {
 
@@ -35,6 +36,11 @@ struct Cutoff {
 
 // The largest of `count` logits; NaN where one of them is NaN or positive infinity.
 float maximum(const float* x, int32_t count);
+inline float maximum(Vec first, Vec second) {  // of 32
+  const Vec limit = Vec::set1(std::numeric_limits<float>::max());
+  const bool finite = (not_up_to(first, limit) | not_up_to(second, limit)) == 0;
+  return finite ? largest(max(first, second)) : std::numeric_limits<float>::quiet_NaN();
+}
 
 // The maximum of a row and of each of its blocks.
 class RowScan {

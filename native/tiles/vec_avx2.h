@@ -37,6 +37,10 @@ struct Vec {
     _mm256_maskstore_ps(p, mask(n), a);
     _mm256_maskstore_ps(p + 8, mask(n - 8), b);
   }
+  void stream(float* p) const {  // past the caches; p at a line
+    _mm256_stream_ps(p, a);
+    _mm256_stream_ps(p + 8, b);
+  }
   void store(bf16* p) const {
     narrow(p, a);
     narrow(p + 8, b);
@@ -63,6 +67,11 @@ struct Vec {
   friend uint32_t equal(Vec x, Vec y) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ)) |
                                  _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ)) << 8);
+  }
+  // x > y, or not comparable.
+  friend uint32_t not_up_to(Vec x, Vec y) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_NLE_UQ)) |
+                                 _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_NLE_UQ)) << 8);
   }
   // Lanes of integers in [-128, 127] as bytes.
   void store_int8(int8_t* p) const {

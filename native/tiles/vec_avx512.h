@@ -29,6 +29,7 @@ struct Vec {
   }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p, int n) const { _mm512_mask_storeu_ps(p, mask(n), v); }
+  void stream(float* p) const { _mm512_stream_ps(p, v); }  // past the caches; p at a line
   void store(bf16* p) const {
     // Round to nearest even in integers: the same bits on every variant (vcvtneps2bf16 would flush denormals).
     const __m512i x = _mm512_castps_si512(v);
@@ -50,6 +51,8 @@ struct Vec {
   friend float largest(Vec a) { return _mm512_reduce_max_ps(a.v); }
   // A bit for each lane: a == b.
   friend uint32_t equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+  // a > b, or not comparable.
+  friend uint32_t not_up_to(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_NLE_UQ); }
   // Lanes of integers in [-128, 127] as bytes.
   void store_int8(int8_t* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
