@@ -13,7 +13,7 @@
 namespace octavo {
 
 // The largest |x| of a row keep their float32 values and are left out of the groups.
-inline constexpr int64_t kOutliers = 2;
+inline constexpr int kOutliers = 2;
 
 struct Outlier {
   int32_t k;
@@ -209,15 +209,19 @@ class OutlierChannels {
   // out [rows][32] gains the exact products of a block that begins with row `begin`; `weights`: [slot][32].
   void add(const Int8Rows& x, int64_t begin, const float* weights, float* out) const {
     constexpr int64_t kColumns = Matrix::kPanelColumns;
-    for (int64_t r = 0; r < x.rows; ++r, out += kColumns) {
-      for (int64_t v = 0; v < kColumns / 16; ++v) {
-        Vec acc = Vec::load(out + v * 16);
-        for (int64_t i = r * kOutliers; i < (r + 1) * kOutliers; ++i) {
-          const float* w = weights + slots_[begin * kOutliers + i] * kColumns + v * 16;
-          acc = fma(Vec::load(w), Vec::set1(x.outliers[i].value), acc);
-        }
-        acc.store(out + v * 16);
+    const int32_t* slots = slots_ + begin * kOutliers;
+    const Outlier* outlier = x.outliers;
+    for (int64_t r = 0; r < x.rows; ++r, out += kColumns, slots += kOutliers, outlier += kOutliers) {
+      Vec first = Vec::load(out), second = Vec::load(out + 16);
+#pragma GCC unroll 2
+      for (int i = 0; i < kOutliers; ++i) {
+        const float* w = weights + slots[i] * kColumns;
+        const Vec value = Vec::set1(outlier[i].value);
+        first = fma(Vec::load(w), value, first);
+        second = fma(Vec::load(w + 16), value, second);
       }
+      first.store(out);
+      second.store(out + 16);
     }
   }
 

@@ -12,14 +12,6 @@ constexpr int64_t kColumns = Matrix::kPanelColumns;
 constexpr int64_t kRowsAtOnce = 240;
 constexpr int64_t kAhead = 4096;  // bytes by which a stream of weights is fetched early
 
-// One block of rows: the panel's stream, somewhat ahead. Several: the next panel, spread over the blocks of this one.
-Prefetch plan_prefetch(const uint8_t* panel, int64_t panel_bytes, int64_t groups, int64_t block, int64_t num_blocks) {
-  const char* bytes = reinterpret_cast<const char*>(panel);
-  const int64_t group_bytes = panel_bytes / groups;
-  if (num_blocks == 1) return {bytes + kAhead, group_bytes};
-  return {bytes + panel_bytes * (num_blocks + block) / num_blocks, group_bytes / num_blocks};
-}
-
 // All rows of a packing, times one panel after another.
 class PanelProducts {
  public:
@@ -34,13 +26,15 @@ class PanelProducts {
     using Sum = GroupSum<Format::kBits, Format::kZero>;
     const RowBlocks& blocks = packing_.blocks;
     if constexpr (Sum::kStarts) starts_.make(Format::kZero, Format::kScales);
-    for (int64_t b = 0; b < blocks.num_blocks; ++b) {
-      const Int8Rows x = packing_.block(b);
-      const Prefetch prefetch =
-          plan_prefetch(panel, packing_.groups * PanelGroup<Format>::kBytes, packing_.groups, b, blocks.num_blocks);
-      multiply_int8_rows<Format>(x, starts_.block(b), panel, packing_.groups, prefetch,
+    // One block of rows: the panel's stream, somewhat ahead. Several: the next panel, spread over the blocks of this
+    // one.
+    constexpr int64_t kGroupBytes = PanelGroup<Format>::kBytes;
+    const int64_t panel_bytes = packing_.groups * kGroupBytes, share = panel_bytes / blocks.num_blocks;
+    const int64_t ahead = blocks.num_blocks == 1 ? kAhead : panel_bytes;
+    Prefetch prefetch{reinterpret_cast<const char*>(panel) + ahead, kGroupBytes / blocks.num_blocks};
+    for (int64_t b = 0; b < blocks.num_blocks; ++b, prefetch.from += share)
+      multiply_int8_rows<Format>(packing_.block(b), starts_.block(b), panel, packing_.groups, prefetch,
                                  tiles + blocks.begin(b) * kColumns, std::make_index_sequence<kInt8Rows>());
-    }
     for (int64_t slot = 0; slot < outliers_.count(); ++slot)
       unpack_channel<Format>(panel, outliers_.channel(slot), outlier_weights_ + slot * kColumns);
     for (int64_t b = 0; b < blocks.num_blocks; ++b)
