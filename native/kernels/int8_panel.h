@@ -10,10 +10,9 @@
 namespace octavo {
 
 #ifdef __AVX512F__
-// Twelve integer and twelve float accumulators, codes, and a broadcast.
-inline constexpr int kInt8Rows = 6, kInt8Vectors = 2;
+inline constexpr int kInt8Vectors = 2;
 #else
-inline constexpr int kInt8Rows = 2, kInt8Vectors = 1;
+inline constexpr int kInt8Vectors = 1;
 #endif
 
 // R rows times V vectors of columns, from vector `first` on, of one panel.

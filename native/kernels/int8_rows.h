@@ -12,6 +12,14 @@
 
 namespace octavo {
 
+// Rows of a block. With AVX-512 twelve integer and twelve float accumulators, codes, and a broadcast fill the
+// registers.
+#ifdef __AVX512F__
+inline constexpr int kInt8Rows = 6;
+#else
+inline constexpr int kInt8Rows = 2;
+#endif
+
 // The largest |x| of a row keep their float32 values and are left out of the groups.
 inline constexpr int kOutliers = 2;
 
@@ -132,14 +140,26 @@ struct Int8Packing {
   int64_t groups;
   void* memory;
 
+  // Of `rows` that are packed already: those of `blocks`.
+  static Int8Packing of(View rows, const RowBlocks& blocks) {
+    const int64_t groups = divide_up(rows.columns, kGroup);
+    return {blocks, groups, reinterpret_cast<char*>(rows.data) + blocks.first * Int8Rows::bytes_per_row(groups)};
+  }
+  // Of all of `rows`, which are to be packed one by one.
+  static Int8Packing of(View rows) { return of(rows, {0, rows.rows, block_height(rows.rows, kInt8Rows)}); }
+
+  void pack(int64_t row, const float* x, int64_t columns) const {
+    struct OneRow;
+    const int64_t b = row / blocks.block_rows;
+    block(b).pack(x, columns, row - blocks.begin(b), scratch<OneRow, float>(groups * kGroup));
+  }
   Int8Rows block(int64_t b) const { return {memory, blocks.begin(b), blocks.height(b), groups}; }
 
   // This worker's share of the rows of x.
   void fill(View x, Worker worker) const {
-    struct OneRow;
-    float* one_row = scratch<OneRow, float>(groups * kGroup);
     blocks.share_out(worker, [&](int64_t b, int64_t r) {
-      block(b).pack(x.row(blocks.first + blocks.begin(b) + r), x.columns, r, one_row);
+      const int64_t row = blocks.begin(b) + r;
+      pack(row, x.row(blocks.first + row), x.columns);
     });
   }
 };

@@ -126,6 +126,7 @@ size_t linear_shared_bytes(const Matrix& weight, int64_t rows) {
 
 bool reads_rows_of(const Matrix& weight, const Matrix& other) {
   if (weight.dtype() != other.dtype()) return false;
+  if (weight.dtype() == DType::kInt8) return true;
   if (weight.dtype() == DType::kInt16) return &weight == &other && Int16Rows::fit(weight.columns());
   return weight.dtype() == DType::kBFloat16 && weight.input_factor() == other.input_factor();
 }

@@ -78,6 +78,10 @@ size_t int8_shared_bytes(int64_t rows, int64_t columns) {
 template <class Finish>
 void linear_int8(View x, const Matrix& weight, Worker::Range panels, int64_t panel_stride, const Finish& finish,
                  const Team& team) {
+  if (x.reader)
+    return for_each_part(x.rows, kRowsAtOnce, kInt8Rows, [&](const RowBlocks& blocks) {
+      multiply_panels(Int8Packing::of(x, blocks), weight, panels, panel_stride, finish);
+    });
   const auto pack = [&](const RowBlocks& blocks, Worker worker, void* memory) {
     Int8Packing{blocks, weight.num_groups(), memory}.fill(x, worker);
   };

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/int16_rows.h"
+#include "kernels/int8_rows.h"
 #include "kernels/packed_rows.h"
 #include "octavo/kernels.h"
 #include "octavo/memory.h"
@@ -45,16 +46,20 @@ void rms_norm(View x, const float* weight, float eps, View out, Worker worker) {
   }
   struct NormScratch;
   float* const row = scratch<NormScratch, float>(x.columns);
-  const auto pack_rows = [&](const auto& packed) {
+  const auto pack_rows = [&](auto pack) {
     for (int64_t t = rows.begin; t < rows.end; ++t) {
       normalise(x.row(t), x.columns, weight, eps, row);
-      packed.pack(t, row);
+      pack(t);
     }
   };
-  if (out.reader->dtype() == DType::kInt16)
-    pack_rows(Int16Rows(out));
-  else
-    pack_rows(PackedRows(out));
+  switch (out.reader->dtype()) {
+    case DType::kInt8:
+      return pack_rows([&, packed = Int8Packing::of(out)](int64_t t) { packed.pack(t, row, out.columns); });
+    case DType::kInt16:
+      return pack_rows([&, packed = Int16Rows(out)](int64_t t) { packed.pack(t, row); });
+    default:
+      return pack_rows([&, packed = PackedRows(out)](int64_t t) { packed.pack(t, row); });
+  }
 }
 
 void rope(View x, const int32_t* positions, const float* table, int64_t rotary_dim, int64_t head_dim, View out,
