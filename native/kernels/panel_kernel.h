@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "kernels/compact_panel.h"
 #include "kernels/row_blocks.h"
 #include "octavo/matrix.h"
 #include "octavo/memory.h"
@@ -21,8 +22,8 @@ inline constexpr int64_t kBlocksAhead = 4096;
 template <bool kUnpacks, class Weight>
 const Weight* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, Weight* unpacked) {
   if constexpr (kUnpacks) {
-    if (weight.has_blocks()) {
-      unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
+    if (weight.needs_unpacking()) {
+      unpack_groups(weight, p, begin, end, weight.is_compact() ? 0 : kBlocksAhead, unpacked);
       return unpacked;
     }
   }
@@ -49,6 +50,14 @@ struct PanelKernel {
   static void multiply(const RowBlocks& blocks, const Operand* operands, const Matrix& weight, int64_t p, float* tiles,
                        const Done& done) {
     const int64_t depth = weight.num_steps() / kBlockSteps;
+#ifdef __AVX512BF16__
+    if constexpr (kUnpacks)
+      if (weight.is_compact() && blocks.num_blocks == 1) {
+        multiply_compact_rows(weight, p, kBlocksAhead, operands, blocks.rows, tiles,
+                              std::make_index_sequence<kTileRows>());
+        return done(0);
+      }
+#endif
     alignas(64) Weight unpacked[kUnpackedSize];
     for (int64_t begin = 0; begin < depth; begin += kChunk) {
       const int64_t end = std::min(begin + kChunk, depth);
@@ -57,7 +66,7 @@ struct PanelKernel {
         const int64_t height = blocks.height(b);
         const Operand* block = operands + num_operands<Tile>(blocks.begin(b), weight.columns());
         const Chunk chunk{block + begin * height * kBlockSteps, weights, (end - begin) * kBlockSteps, begin == 0,
-                          weight.has_blocks() ? Prefetch{} : plan_prefetch(weights, b, blocks.num_blocks)};
+                          plan_prefetch(weight, p, begin, end, weights, b, blocks.num_blocks)};
         multiply_table(height, chunk, tiles + b * kTileSize, std::make_index_sequence<kTileRows>());
         if (end == depth) done(b);
       }
@@ -82,7 +91,15 @@ struct PanelKernel {
 
   // What to fetch with every step. One block of rows: the stream, somewhat ahead; several: the next chunk, its lines
   // spread evenly over the blocks. (In bursts of sixteen steps' lines a block of 8 rows takes a fifth longer.)
-  static Prefetch plan_prefetch(const Weight* chunk, int64_t b, int64_t num_blocks) {
+  static Prefetch plan_prefetch(const Matrix& weight, int64_t p, int64_t begin, int64_t end, const Weight* chunk,
+                                int64_t b, int64_t num_blocks) {
+    if (weight.has_blocks()) return {};  // fetched as they are unpacked
+    if (weight.is_compact()) {
+      const auto packed = packed_groups(weight, p, begin, end);
+      const auto bytes = static_cast<int64_t>(packed.size());
+      return {reinterpret_cast<const char*>(packed.data()) + bytes * (num_blocks + b) / num_blocks,
+              bytes / ((end - begin) * kBlockSteps * num_blocks), true};
+    }
     constexpr int64_t kStepBytes = kBlockSize * sizeof(Weight) / kBlockSteps;
     const char* const bytes = reinterpret_cast<const char*>(chunk);
     if (num_blocks == 1) return {bytes + kWeightsAhead, kStepBytes};

@@ -4,6 +4,7 @@
 // the matrix would have had, had it been unpacked at load. Compact blocks give the plain panel's bits.
 #pragma once
 
+#include <span>
 #include <utility>
 
 #include "octavo/matrix.h"
@@ -11,7 +12,7 @@
 #ifdef __AVX512FP16__
 #include "tiles/unpack_halves.h"
 #endif
-#ifdef __AMX_BF16__
+#ifdef __AVX512BF16__
 #include "tiles/unpack_compact.h"
 #endif
 
@@ -88,7 +89,7 @@ struct GroupUnpacker {
 // by which to fetch the stream early.
 template <class F>
 void with_unpacker(const Matrix& weight, int64_t p, [[maybe_unused]] int64_t first, int64_t ahead, F&& f) {
-#ifdef __AMX_BF16__
+#ifdef __AVX512BF16__
   if (weight.is_compact()) return f(CompactUnpacker(weight, p, first, ahead));
 #endif
   with_block_format(weight.block_type(p), [&]<class Format>(Format) {
@@ -103,6 +104,17 @@ inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_
   constexpr int64_t kSize = Matrix::kBlockSteps * Matrix::kPanelColumns * 2;
   with_unpacker(weight, p, begin, ahead, [&](auto unpack) {
     for (int64_t g = begin; g < end; ++g, out += kSize) unpack(g, out);
+  });
+}
+
+// The packed bytes of groups [begin, end) of panel p.
+inline std::span<const uint8_t> packed_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end) {
+  const auto groups = [&](const uint8_t* first, int64_t bytes) {
+    return std::span(first + begin * bytes, static_cast<size_t>((end - begin) * bytes));
+  };
+  if (weight.is_compact()) return groups(weight.panel<uint8_t>(p) + CompactBlock::kTableBytes, CompactBlock::kBytes);
+  return with_block_format(weight.block_type(p), [&]<class Format>(Format) {
+    return groups(weight.block_panel(p), GroupUnpacker<Format>::Group::kBytes);
   });
 }
 

@@ -21,6 +21,15 @@ def backend(request):
     return CpuBackend(variant=request.param, num_threads=2)
 
 
+@pytest.fixture(
+    scope="module", params=[(v, dtype) for v in VARIANTS for dtype in isa.COMPACTS[v]], ids=lambda case: "-".join(case)
+)
+def case(request):
+    """A backend, and a compute type whose matrices it keeps compact."""
+    variant, dtype = request.param
+    return CpuBackend(variant=variant, num_threads=2), dtype
+
+
 def source(values) -> TensorSource:
     stored = values.astype(ml_dtypes.bfloat16)
     return TensorSource("w", np.frombuffer(stored.tobytes(), np.uint8), "BF16", values.shape)
@@ -56,9 +65,9 @@ def rows_of(backend, matrix):
 SHAPES = [(1, 1), (33, 101), (96, 576), (70, 1500), (32, 5000)]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_every_value_comes_back(backend, dtype, n, k):
+def test_every_value_comes_back(case, n, k):
+    backend, dtype = case
     values = weights(n, k)
     matrix = backend.matrix([source(values)], dtype)
     assert matrix.nbytes < 0.9 * plain_bytes(n, k)
@@ -66,9 +75,9 @@ def test_every_value_comes_back(backend, dtype, n, k):
     assert (matrix.format, matrix.dtype) == ("bfloat16", dtype)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_products_are_those_of_the_plain_matrix(backend, dtype, n, k):
+def test_products_are_those_of_the_plain_matrix(case, n, k):
+    backend, dtype = case
     values = weights(n, k)
     compact = backend.matrix([source(values)], dtype)
     padded = np.concatenate([values, np.zeros((-n % 32, k), np.float32), any_bits(64, k)])
@@ -80,8 +89,8 @@ def test_products_are_those_of_the_plain_matrix(backend, dtype, n, k):
         assert np.array_equal(y, expected[:, :n], equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_matrix_of_all_kinds_of_values_is_plain(backend, dtype):
+def test_a_matrix_of_all_kinds_of_values_is_plain(case):
+    backend, dtype = case
     values = any_bits(64, 256)
     matrix = backend.matrix([source(values)], dtype)
     assert matrix.nbytes == plain_bytes(64, 256)
@@ -100,9 +109,9 @@ def test_as_many_exceptions_as_are_worth_it(backend, too_many):
     assert np.array_equal(bits_of(rows_of(backend, matrix)), bits_of(values))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("make", [weights, any_bits])
-def test_a_matrix_is_taken_from_its_bytes(backend, tmp_path, dtype, make):
+def test_a_matrix_is_taken_from_its_bytes(case, tmp_path, make):
+    backend, dtype = case
     sources = [source(make(70, 300))]
     matrix = backend.matrix(sources, dtype)
     file = tmp_path / "packed"

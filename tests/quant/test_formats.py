@@ -18,12 +18,13 @@ def choose(has_blocks: bool = False, variant: str = "x86_v4_bf16", **options: An
 
 def test_plain_weights_keep_their_dtype() -> None:
     for dtype in ("float32", "bfloat16"):
-        assert choose(dtype=dtype) == WeightFormats.plain(dtype)
+        assert choose(dtype=dtype, variant="x86_v4") == WeightFormats.plain(dtype)
+        assert choose(dtype=dtype) == WeightFormats.plain(dtype, compact=dtype == "bfloat16")
         assert choose(dtype=dtype, variant="amx") == WeightFormats.plain(dtype, compact=True)
 
 
 def test_a_quantised_checkpoint_stays_packed_unless_float32_is_asked_for() -> None:
-    assert choose(has_blocks=True).layers == MatrixFormat("int8", "blocks")
+    assert choose(has_blocks=True).layers == MatrixFormat("int8", "blocks", compact=True)
     assert choose(has_blocks=True, dtype="float32") == WeightFormats.plain("float32")
 
 
@@ -37,10 +38,11 @@ def test_activations_follow_the_machine_and_then_the_option() -> None:
 
 def test_quantised_at_load() -> None:
     int8, int4 = choose(quantization="int8", variant="amx"), choose(quantization="int4")
+    groups = choose(quantization="int8", activation_dtype="bfloat16")
     assert int8.layers == int8.rest == MatrixFormat("int16", "int8_row")
     assert choose(quantization="int8", activation_dtype="int16", variant="x86_v3") == int8
-    assert choose(quantization="int8", variant="x86_v4_bf16").layers == MatrixFormat("int8", "int8")
-    assert choose(quantization="int8", activation_dtype="bfloat16").rest == MatrixFormat("bfloat16", "int8")
+    assert choose(quantization="int8", variant="x86_v4_bf16").layers == MatrixFormat("int8", "int8", compact=True)
+    assert groups.rest == MatrixFormat("bfloat16", "int8", compact=True)
     assert (int4.layers.storage, int4.rest.storage) == ("int4", "int8")
 
 

@@ -19,12 +19,17 @@
 
 namespace octavo {
 
-// Of this variant. A tile unit has vectors to spare for unpacking; where they multiply too, it costs 8 rows up to a
-// third.
-#ifdef __AMX_BF16__
+// Of this variant, and for the narrow matrices of float32 too. Where products of pairs are one instruction, unpacking
+// is little beside waiting for memory; a tile unit has vectors to spare for it.
+#ifdef __AVX512BF16__
 inline constexpr bool kCompacts = true;
 #else
 inline constexpr bool kCompacts = false;
+#endif
+#ifdef __AMX_BF16__
+inline constexpr bool kCompactsNarrow = true;
+#else
+inline constexpr bool kCompactsNarrow = false;
 #endif
 
 // A value of a panel and its upper byte. Values are counted as in the plain panel.

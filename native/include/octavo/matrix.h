@@ -219,7 +219,7 @@ class Matrix {
   struct alignas(64) Header {
     uint64_t compact;  // 0: plain
   };
-  bool has_header() const { return kCompacts && holds_bfloat16(); }
+  bool has_header() const { return (narrow_ ? kCompactsNarrow : kCompacts) && holds_bfloat16(); }
   const uint8_t* panels() const { return data<uint8_t>() + (has_header() ? sizeof(Header) : 0); }
   const uint32_t* exception_starts() const {  // [panels + 1], padded to lines
     return panel<uint32_t>(num_panels());

@@ -22,8 +22,8 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 
 # Those whose products of block types with bfloat16 activations multiply what octavo/ops/halves.py says.
 UNPACKS_IN_HALVES = ("amx",)
-# Those that keep matrices of bfloat16 compact (native/include/octavo/compact.h).
-COMPACTS = ("amx",)
+# Of which compute types those keep matrices of bfloat16 compact (native/include/octavo/compact.h).
+COMPACTS: dict[str, tuple[str, ...]] = {"amx": ("bfloat16", "float32"), "x86_v4_bf16": ("bfloat16",)}
 # Makes the probabilities of attention with a bfloat16 cache in integers of 16 bits (powers.py).
 SHORT_POWERS = ("amx",)
 

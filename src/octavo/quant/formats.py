@@ -111,8 +111,9 @@ def choose_formats(
             "activation_dtype is 'int16', which goes with quantization 'int8' alone; allowed: auto, bfloat16, int8",
             param="activation_dtype",
         )
+    compact = dtype in COMPACTS.get(variant, ())
     if not quantised:
-        return WeightFormats.plain(dtype, compact=variant in COMPACTS)
+        return WeightFormats.plain(dtype, compact=compact)
     if activation_dtype == "auto":
         of_tiles = "int16" if quantization == "int8" else "bfloat16"
         activation_dtype = of_tiles if variant in TILE_VARIANTS else "int8"
@@ -122,5 +123,5 @@ def choose_formats(
     storage = cast(Storage, quantization or "blocks")
     # Four bits are too few for the head: a token's logit is one dot product, and its error is never averaged.
     rest: Storage = "int8" if storage == "int4" else storage
-    layout = activations == "bfloat16" and variant in UNPACKS_IN_HALVES, variant in COMPACTS
+    layout = activations == "bfloat16" and variant in UNPACKS_IN_HALVES, compact
     return WeightFormats(MatrixFormat(activations, storage, *layout), MatrixFormat(activations, rest, *layout))
