@@ -1,5 +1,6 @@
-// Few rows times a compact panel (octavo/compact.h), on the vector units: values are made in the registers that the
-// products read, so that nothing but the packed bytes comes from memory.
+// A block of rows times a compact panel (octavo/compact.h), on the vector units: values are made in the registers that
+// the products read, so that nothing but the packed bytes comes from memory. For the blocks that follow they can be
+// kept.
 #pragma once
 
 #include <utility>
@@ -12,13 +13,31 @@ namespace octavo {
 
 #ifdef __AVX512BF16__
 
-// out [R][32] = operands [block][R][16] times a panel of `depth` blocks.
-template <int R>
-void multiply_compact(CompactUnpacker panel, const PairOperand* operands, int64_t depth, float* out) {
+// Blocks [begin, end) of a panel, the operands of a block of rows for them, and the sums of these rows, [rows][32],
+// which begin with zero where `begin` does. `kept` [end - begin][16 steps][32][2]: where to leave the values; may be
+// null.
+struct CompactChunk {
+  CompactUnpacker panel;
+  int64_t begin, end;
+  const PairOperand* operands;
+  bf16* kept;
+  float* out;
+  Prefetch prefetch;
+};
+
+template <int R, bool kKeeps>
+void multiply_compact(CompactChunk chunk) {
+  constexpr int64_t kColumns = Matrix::kPanelColumns, kStepValues = kColumns * 2;
   Vec acc[R][2];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Vec::zero();
-  for (int64_t block = 0; block < depth; ++block, operands += R * kBlockSteps) {
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v)
+      acc[r][v] = chunk.begin == 0 ? Vec::zero() : Vec::load(chunk.out + r * kColumns + v * 16);
+  const PairOperand* operands = chunk.operands;
+  alignas(64) bf16 irregular[CompactBlock::kValues];
+  bf16* values = kKeeps ? chunk.kept : irregular;
+  for (int64_t block = chunk.begin; block < chunk.end; ++block, operands += R * kBlockSteps) {
     const auto add = [&](int64_t step, __m512i first, __m512i second) __attribute__((always_inline)) {
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
@@ -26,29 +45,34 @@ void multiply_compact(CompactUnpacker panel, const PairOperand* operands, int64_
         acc[r][1] = dot(acc[r][1], Pairs{second}, operands + r * kBlockSteps + step);
       }
     };
-    if (panel.is_regular(block)) {
-      panel.for_each_step(block, add);
-      continue;
+    if (chunk.panel.is_regular(block)) {
+      chunk.panel.for_each_step(block, [&](int64_t step, __m512i first, __m512i second) __attribute__((always_inline)) {
+        if constexpr (kKeeps) {
+          chunk.prefetch.step((block - chunk.begin) * kBlockSteps + step);
+          _mm512_store_si512(values + step * kStepValues, first);
+          _mm512_store_si512(values + step * kStepValues + 32, second);
+        }
+        add(step, first, second);
+      });
+    } else {
+      chunk.panel(block, values);
+      for (int64_t step = 0; step < kBlockSteps; ++step)
+        add(step, _mm512_load_si512(values + step * kStepValues), _mm512_load_si512(values + step * kStepValues + 32));
     }
-    alignas(64) bf16 values[CompactBlock::kValues];
-    panel(block, values);
-    for (int64_t step = 0; step < kBlockSteps; ++step)
-      add(step, _mm512_load_si512(values + step * 64), _mm512_load_si512(values + step * 64 + 32));
+    if constexpr (kKeeps) values += CompactBlock::kValues;
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    acc[r][0].store(out + r * Matrix::kPanelColumns);
-    acc[r][1].store(out + r * Matrix::kPanelColumns + 16);
-  }
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) acc[r][v].store(chunk.out + r * kColumns + v * 16);
 }
 
 // The same for up to kTileRows rows.
-template <size_t... R>
-void multiply_compact_rows(const Matrix& weight, int64_t p, int64_t ahead, const PairOperand* operands, int64_t rows,
-                           float* out, std::index_sequence<R...>) {
-  using Function = void (*)(CompactUnpacker, const PairOperand*, int64_t, float*);
-  static constexpr Function table[] = {multiply_compact<R + 1>...};
-  table[rows - 1](CompactUnpacker(weight, p, 0, ahead), operands, weight.num_steps() / kBlockSteps, out);
+template <bool kKeeps, size_t... R>
+void multiply_compact_rows(const CompactChunk& chunk, int64_t rows, std::index_sequence<R...>) {
+  using Function = void (*)(CompactChunk);
+  static constexpr Function table[] = {multiply_compact<R + 1, kKeeps>...};
+  table[rows - 1](chunk);
 }
 
 #endif

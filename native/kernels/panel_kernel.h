@@ -22,8 +22,8 @@ inline constexpr int64_t kBlocksAhead = 4096;
 template <bool kUnpacks, class Weight>
 const Weight* find_chunk(const Matrix& weight, int64_t p, int64_t begin, int64_t end, Weight* unpacked) {
   if constexpr (kUnpacks) {
-    if (weight.needs_unpacking()) {
-      unpack_groups(weight, p, begin, end, weight.is_compact() ? 0 : kBlocksAhead, unpacked);
+    if (weight.has_blocks()) {
+      unpack_groups(weight, p, begin, end, kBlocksAhead, unpacked);
       return unpacked;
     }
   }
@@ -52,11 +52,7 @@ struct PanelKernel {
     const int64_t depth = weight.num_steps() / kBlockSteps;
 #ifdef __AVX512BF16__
     if constexpr (kUnpacks)
-      if (weight.is_compact() && blocks.num_blocks == 1) {
-        multiply_compact_rows(weight, p, kBlocksAhead, operands, blocks.rows, tiles,
-                              std::make_index_sequence<kTileRows>());
-        return done(0);
-      }
+      if (weight.is_compact()) return multiply_compact(blocks, operands, weight, p, tiles, done);
 #endif
     alignas(64) Weight unpacked[kUnpackedSize];
     for (int64_t begin = 0; begin < depth; begin += kChunk) {
@@ -66,7 +62,7 @@ struct PanelKernel {
         const int64_t height = blocks.height(b);
         const Operand* block = operands + num_operands<Tile>(blocks.begin(b), weight.columns());
         const Chunk chunk{block + begin * height * kBlockSteps, weights, (end - begin) * kBlockSteps, begin == 0,
-                          plan_prefetch(weight, p, begin, end, weights, b, blocks.num_blocks)};
+                          weight.has_blocks() ? Prefetch{} : plan_prefetch(weights, b, blocks.num_blocks)};
         multiply_table(height, chunk, tiles + b * kTileSize, std::make_index_sequence<kTileRows>());
         if (end == depth) done(b);
       }
@@ -91,20 +87,47 @@ struct PanelKernel {
 
   // What to fetch with every step. One block of rows: the stream, somewhat ahead; several: the next chunk, its lines
   // spread evenly over the blocks. (In bursts of sixteen steps' lines a block of 8 rows takes a fifth longer.)
-  static Prefetch plan_prefetch(const Matrix& weight, int64_t p, int64_t begin, int64_t end, const Weight* chunk,
-                                int64_t b, int64_t num_blocks) {
-    if (weight.has_blocks()) return {};  // fetched as they are unpacked
-    if (weight.is_compact()) {
-      const auto packed = packed_groups(weight, p, begin, end);
-      const auto bytes = static_cast<int64_t>(packed.size());
-      return {reinterpret_cast<const char*>(packed.data()) + bytes * (num_blocks + b) / num_blocks,
-              bytes / ((end - begin) * kBlockSteps * num_blocks), true};
-    }
+  static Prefetch plan_prefetch(const Weight* chunk, int64_t b, int64_t num_blocks) {
     constexpr int64_t kStepBytes = kBlockSize * sizeof(Weight) / kBlockSteps;
     const char* const bytes = reinterpret_cast<const char*>(chunk);
     if (num_blocks == 1) return {bytes + kWeightsAhead, kStepBytes};
     return {bytes + kChunk * kBlockSteps * kStepBytes * (num_blocks + b) / num_blocks, kStepBytes / num_blocks};
   }
+
+#ifdef __AVX512BF16__
+  // The first block of rows makes the values of a chunk, and the others find them. With one block of rows the stream is
+  // fetched somewhat ahead; with several a chunk ahead, its lines spread over the blocks.
+  template <class Done>
+  static void multiply_compact(const RowBlocks& blocks, const Operand* operands, const Matrix& weight, int64_t p,
+                               float* tiles, const Done& done) {
+    constexpr auto kAllRows = std::make_index_sequence<kTileRows>();
+    const int64_t depth = weight.num_steps() / kBlockSteps, height = blocks.height(0), num_blocks = blocks.num_blocks;
+    if (num_blocks == 1) {
+      multiply_compact_rows<false>(
+          {CompactUnpacker(weight, p, 0, kBlocksAhead), 0, depth, operands, nullptr, tiles, {}}, height, kAllRows);
+      return done(0);
+    }
+    alignas(64) bf16 values[kUnpackedSize];
+    for (int64_t begin = 0; begin < depth; begin += kChunk) {
+      const int64_t end = std::min(begin + kChunk, depth), share = (end - begin) * CompactBlock::kBytes / num_blocks;
+      Prefetch prefetch{weight.panel<char>(p) + (begin + kChunk) * CompactBlock::kBytes,
+                        CompactBlock::kBytes / (kBlockSteps * num_blocks), true};
+      multiply_compact_rows<true>({CompactUnpacker(weight, p, begin, 0), begin, end,
+                                   operands + begin * height * kBlockSteps, values, tiles, prefetch},
+                                  height, kAllRows);
+      if (end == depth) done(0);
+      for (int64_t b = 1; b < num_blocks; ++b) {
+        prefetch.from += share;
+        const Operand* block = operands + num_operands<Tile>(blocks.begin(b), weight.columns());
+        multiply_table(blocks.height(b),
+                       Chunk{block + begin * blocks.height(b) * kBlockSteps, values, (end - begin) * kBlockSteps,
+                             begin == 0, prefetch},
+                       tiles + b * kTileSize, kAllRows);
+        if (end == depth) done(b);
+      }
+    }
+  }
+#endif
 
   template <size_t... R>
   static void multiply_table(int64_t rows, const Chunk& chunk, float* out, std::index_sequence<R...>) {

@@ -11,7 +11,7 @@
 namespace octavo {
 
 // Unpacks the blocks of panel p in ascending order, from `first` on. Every line that is read is followed by a fetch of
-// the one `ahead` bytes behind it.
+// the one `ahead` bytes behind it, if that is not zero.
 class CompactUnpacker {
  public:
   CompactUnpacker(const Matrix& weight, int64_t p, int64_t first, int64_t ahead)
@@ -46,7 +46,7 @@ class CompactUnpacker {
 #pragma GCC unroll 8
     for (int64_t step = 0; step < 16; step += 2, in += CompactBlock::kPairBytes) {
       // Not __builtin_prefetch: in loops of vectors gcc takes it for without effect, and deletes it.
-      for (int64_t line = 0; line < CompactBlock::kPairBytes; line += 64)
+      for (int64_t line = 0; ahead_ > 0 && line < CompactBlock::kPairBytes; line += 64)
         asm volatile("prefetcht1 %0" ::"m"(in[ahead_ + line]));
       const __m512i codes = _mm512_load_si512(in + 128);
       const auto values = [&](int64_t s, __m512i lower, __m512i code) __attribute__((always_inline)) {
