@@ -11,7 +11,6 @@
 // in such an order (`CompactBlock::place`) that interleaving bytes within 128-bit lanes gives the values in theirs.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
