@@ -72,7 +72,8 @@ struct StoreLogits {
   static constexpr int64_t kRowsWorthStreaming = 16;
   StoreTile store;
   View maxima;
-  bool streams = store.out.rows >= kRowsWorthStreaming;
+  bool streams = store.out.rows >= kRowsWorthStreaming && reinterpret_cast<uintptr_t>(store.out.data) % 64 == 0 &&
+                 store.out.stride % 16 == 0;
 
   void operator()(const float* const (&tiles)[kPanels], int64_t first_row, int64_t rows, int64_t panel) const {
     const int64_t column = panel * Matrix::kPanelColumns, count = store.weight.rows() - column;

@@ -26,8 +26,7 @@ class PanelProducts {
     using Sum = GroupSum<Format::kBits, Format::kZero>;
     const RowBlocks& blocks = packing_.blocks;
     if constexpr (Sum::kStarts) starts_.make(Format::kZero, Format::kScales);
-    // One block of rows: the panel's stream, somewhat ahead. Several: the next panel, spread over the blocks of this
-    // one.
+    // One block of rows: fetches the panel's stream, somewhat ahead. Several: the next panel, spread over the blocks.
     constexpr int64_t kGroupBytes = PanelGroup<Format>::kBytes;
     const int64_t panel_bytes = packing_.groups * kGroupBytes, share = panel_bytes / blocks.num_blocks;
     const int64_t ahead = blocks.num_blocks == 1 ? kAhead : panel_bytes;
