@@ -1,6 +1,7 @@
 #include "octavo/compact.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
