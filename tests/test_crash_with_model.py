@@ -197,7 +197,7 @@ def test_over_http(tiny):
         with server.stream(**body) as response:
             for number, line in enumerate(line for line in response.iter_lines() if line.startswith("data: {")):
                 text += httpx.Response(200, content=line.removeprefix("data: ")).json()["choices"][0]["text"]
-                if number == 20:
+                if number == 0:  # later it may have said everything already: a client is slower than this model
                     os.kill(engine, signal.SIGKILL)
         assert text == expected
         assert server.metric("engine_restarts_total") == 1

@@ -152,9 +152,9 @@ def test_only_the_first_of_several_samples_computes_the_prompt():
 
 async def test_across_a_crash_it_goes_on(monkeypatch):
     monkeypatch.setattr("octavo.async_llm.load_front_end", lambda config: small_front_end())
-    prompt = [1 + i % 9 for i in range(240)]
+    prompt = [1 + i % 9 for i in range(2000)]  # so many that the engine is not done before it is killed
     source = make_request("r", prompt, max_tokens=6, seed=5, ignore_eos=True)
-    options = {"max_num_batched_tokens": 2, "max_model_len": 256, "enable_prefix_caching": False, "num_blocks": 80}
+    options = {"max_num_batched_tokens": 2, "max_model_len": 2048, "enable_prefix_caching": False, "num_blocks": 640}
     client = SupervisedClient(
         EngineConfig(model=json.dumps(options)), make_client=lambda config: ProcessClient(config, command=COMMAND)
     )
@@ -171,9 +171,9 @@ async def test_across_a_crash_it_goes_on(monkeypatch):
                 progress.append(output.prompt_progress)
             token_ids += [token_id for sample in output.outputs for token_id in sample.token_ids]
         computed = [each.num_computed_tokens for each in progress]
-        assert computed == sorted(set(computed)) and computed[-1] == 240 and len(computed) > 1
-        assert all((each.num_prompt_tokens, each.num_cached_tokens) == (240, 0) for each in progress)
-        assert token_ids == expected_answer(source, 256).token_ids
+        assert computed == sorted(set(computed)) and computed[-1] == len(prompt) and len(computed) > 1
+        assert all((each.num_prompt_tokens, each.num_cached_tokens) == (len(prompt), 0) for each in progress)
+        assert token_ids == expected_answer(source, 2048).token_ids
         assert llm.stats.num_restarts == 1
     finally:
         await llm.close()
