@@ -33,7 +33,7 @@ def test_load_on_the_real_server(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (figures["completed"], figures["failed"], figures["model_id"]) == (7, 0, "m")
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (7 * 6, 7 * 5)
     assert figures["output_throughput"] == pytest.approx(35 / figures["duration"])
-    assert 0 < figures["median_ttft_ms"] < figures["median_e2el_ms"] < 1e3 * figures["duration"]
+    assert 0 < figures["median_ttft_ms"] <= figures["median_e2el_ms"] < 1e3 * figures["duration"]
     assert figures["median_itl_ms"] <= figures["p99_itl_ms"]
     out = capsys.readouterr().out
     # What scripts look for in the output of `vllm bench serve`.

@@ -33,6 +33,10 @@ os.execv(sys.argv[3], sys.argv[3:])
 KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, "")}
 
 
+class Navigated(Exception):
+    """The page gave way to another before it answered."""
+
+
 class Browser:
     """`complaints` is what the page wrote to its console as an error: exceptions and breaches of its policy."""
 
@@ -84,10 +88,16 @@ class Browser:
 
     def wait_for(self, expression: str, seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
-        while not self.evaluate(expression):
+        while not self._holds(expression):
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {seconds} s: {expression}; {self.complaints}")
             time.sleep(0.02)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.evaluate(expression))
+        except Navigated:
+            return False
 
     def text(self, selector: str) -> str:
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
@@ -122,6 +132,8 @@ class Browser:
         while True:
             reply = self._receive()
             if reply.get("id") == self._num_calls:
+                if "navigated" in reply.get("error", {}).get("message", ""):
+                    raise Navigated
                 assert "error" not in reply, reply
                 return reply["result"]
             self._note(reply)
