@@ -20,6 +20,17 @@ inline Prefetch plan_amx_prefetch(const void* chunk, int64_t depth, int64_t b, i
   return rows > kFewRows ? Prefetch{bytes + kAheadIntoL2, kBytes, true} : Prefetch{bytes + kWeightsAhead, kBytes};
 }
 
+// The packed bytes of groups [begin, end) of panel p.
+inline std::span<const uint8_t> packed_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end) {
+  const auto groups = [&](const uint8_t* first, int64_t bytes) {
+    return std::span(first + begin * bytes, static_cast<size_t>((end - begin) * bytes));
+  };
+  if (weight.is_compact()) return groups(weight.panel<uint8_t>(p) + CompactBlock::kTableBytes, CompactBlock::kBytes);
+  return with_block_format(weight.block_type(p), [&]<class Format>(Format) {
+    return groups(weight.block_panel(p), GroupUnpacker<Format>::Group::kBytes);
+  });
+}
+
 // The same for several blocks of rows and a chunk that was unpacked from `packed`: the bytes behind those.
 inline Prefetch plan_amx_prefetch(std::span<const uint8_t> packed, int64_t depth, int64_t b, int64_t num_blocks) {
   const auto bytes = static_cast<int64_t>(packed.size());

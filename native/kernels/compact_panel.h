@@ -14,8 +14,8 @@ namespace octavo {
 #ifdef __AVX512BF16__
 
 // Blocks [begin, end) of a panel, the operands of a block of rows for them, and the sums of these rows, [rows][32],
-// which begin with zero where `begin` does. `kept` [end - begin][16 steps][32][2]: where to leave the values; may be
-// null.
+// which begin with zero where `begin` does. Where values are kept: `kept` [end - begin][16 steps][32][2], and what to
+// fetch with each step.
 struct CompactChunk {
   CompactUnpacker panel;
   int64_t begin, end;

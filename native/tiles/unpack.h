@@ -4,7 +4,6 @@
 // the matrix would have had, had it been unpacked at load. Compact blocks give the plain panel's bits.
 #pragma once
 
-#include <span>
 #include <utility>
 
 #include "octavo/matrix.h"
@@ -104,17 +103,6 @@ inline void unpack_groups(const Matrix& weight, int64_t p, int64_t begin, int64_
   constexpr int64_t kSize = Matrix::kBlockSteps * Matrix::kPanelColumns * 2;
   with_unpacker(weight, p, begin, ahead, [&](auto unpack) {
     for (int64_t g = begin; g < end; ++g, out += kSize) unpack(g, out);
-  });
-}
-
-// The packed bytes of groups [begin, end) of panel p.
-inline std::span<const uint8_t> packed_groups(const Matrix& weight, int64_t p, int64_t begin, int64_t end) {
-  const auto groups = [&](const uint8_t* first, int64_t bytes) {
-    return std::span(first + begin * bytes, static_cast<size_t>((end - begin) * bytes));
-  };
-  if (weight.is_compact()) return groups(weight.panel<uint8_t>(p) + CompactBlock::kTableBytes, CompactBlock::kBytes);
-  return with_block_format(weight.block_type(p), [&]<class Format>(Format) {
-    return groups(weight.block_panel(p), GroupUnpacker<Format>::Group::kBytes);
   });
 }
 
